@@ -1,0 +1,402 @@
+"""What tasks put on the encoder: one head per task, and the model of both.
+
+A head turns the encoder's outputs into a dict of float32 tensors, says which
+positions it reads (so that the last layer computes no others), and gives its
+loss as sums and weights: the training loop adds both up over all replicas
+before it divides, so that a batch means the same on any number of devices.
+Shape letters as in `modeling.py`; S selected positions.
+"""
+
+import keras
+import tensorflow as tf
+
+import modeling
+import ops
+
+HEAD_STDDEV = 0.02  # fixed in the original, whatever the config says
+HEAD_DROPOUT = 0.1
+
+
+class Head(modeling.BertLayer):
+    """A task's head. `original_names` maps attributes to checkpoint names."""
+
+    original_names = {}
+
+    def positions(self, features):
+        """Gives int [B, S], the positions read, the first being 0; or None."""
+        return None
+
+    def loss_weights(self, features):
+        """Gives {name: scalar} that the sums of `losses` are divided by."""
+        raise ValueError(f"{type(self).__name__} has no loss.")
+
+    def losses(self, outputs, features):
+        """Gives {name: scalar}, each loss summed over the batch."""
+        raise ValueError(f"{type(self).__name__} has no loss.")
+
+    def linear(self, names, outputs, inputs):
+        """Adds output_weights [outputs, inputs] and output_bias [outputs]."""
+        self.output_weights = self.variable(
+            "output_weights",
+            (outputs, inputs),
+            modeling.truncated_normal(HEAD_STDDEV),
+        )
+        self.output_bias = self.variable("output_bias", (outputs,))
+        self.original_names = {
+            "output_weights": f"{names}output_weights",
+            "output_bias": f"{names}output_bias",
+        }
+
+    def logits(self, x):
+        """Gives float32 x W^T + b, which no precision setting lowers."""
+        weights = tf.convert_to_tensor(self.output_weights)
+        x = tf.cast(x, tf.float32)
+        return tf.matmul(x, weights, transpose_b=True) + self.output_bias
+
+
+def example_weights(features):
+    """Gives float32 [B]: 1, or 0 for rows that only fill up a batch."""
+    real = features.get("is_real_example")
+    if real is None:
+        return tf.ones([tf.shape(features["input_ids"])[0]], tf.float32)
+    return tf.cast(tf.reshape(real, [-1]), tf.float32)
+
+
+def cross_entropy(logits, labels, label_smoothing=0.0):
+    """Gives float32 [...] of -log softmax at int labels [...].
+
+    With smoothing e, the target is 1 - e on the label plus e / C on each."""
+    log_probs = tf.nn.log_softmax(logits)
+    chosen = tf.gather(log_probs, labels, batch_dims=labels.shape.rank)
+    if not label_smoothing:
+        return -chosen
+    even = tf.reduce_mean(log_probs, axis=-1)
+    return -(1 - label_smoothing) * chosen - label_smoothing * even
+
+
+def _dropout(x, rate, seed, place, training):
+    """Dropout of a head, float32 scale included."""
+    if not training or not rate:
+        return x
+    mask = ops.keep_mask(tf.shape(x), rate, ops.fold_in(seed, place), x.dtype)
+    return x * mask / (1 - rate)
+
+
+class ClassifierHead(Head):
+    """Scores a text or a pair of texts.
+
+    `kind`: "classification" (softmax, label_ids int [B]), "multi_label"
+    (sigmoid, label_ids [B, C] of 0 and 1) or "regression" (label_values [B]).
+    `pooling`: "cls" is BERT's pooled output; "mean" and "max" run over the
+    real tokens. Outputs: `logits` [B, C] and `probabilities` [B, C], or
+    `score` [B] for regression."""
+
+    def __init__(
+        self,
+        hidden_size,
+        num_labels,
+        kind="classification",
+        pooling="cls",
+        class_weights=None,
+        label_smoothing=0.0,
+        name="classifier",
+    ):
+        super().__init__(name)
+        self.linear("", num_labels, hidden_size)
+        self.kind, self.pooling = kind, pooling
+        self._class_weights = class_weights
+        self._label_smoothing = label_smoothing
+
+    def positions(self, features):
+        """Only [CLS] is read, unless another pooling is asked for."""
+        if self.pooling != "cls":
+            return None
+        return tf.zeros([tf.shape(features["input_ids"])[0], 1], tf.int32)
+
+    def _pool(self, encoded, features):
+        if self.pooling == "cls":
+            return tf.cast(encoded["pooled_output"], tf.float32)
+        return pool_tokens(
+            encoded["sequence_output"], features["input_mask"], self.pooling
+        )
+
+    def call(self, encoded, features, training=False, seed=None):
+        """Takes the encoder's outputs, gives logits and probabilities."""
+        pooled = self._pool(encoded, features)
+        pooled = _dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
+        logits = self.logits(pooled)
+        if self.kind == "regression":
+            return {"logits": logits, "score": logits[:, 0]}
+        if self.kind == "multi_label":
+            return {"logits": logits, "probabilities": tf.sigmoid(logits)}
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+
+    def _row_weights(self, features):
+        weights = example_weights(features)
+        if self._class_weights is None or self.kind != "classification":
+            return weights
+        table = tf.constant(self._class_weights, tf.float32)
+        return weights * tf.gather(table, features["label_ids"])
+
+    def loss_weights(self, features):
+        """Counts the real rows (times their class weights)."""
+        return {"loss": tf.reduce_sum(self._row_weights(features))}
+
+    def example_losses(self, outputs, features):
+        """Gives float32 [B]: cross-entropy, mean binary one, or square."""
+        logits = outputs["logits"]
+        if self.kind == "regression":
+            return tf.square(logits[:, 0] - features["label_values"])
+        if self.kind == "multi_label":
+            labels = tf.cast(features["label_ids"], tf.float32)
+            smooth = self._label_smoothing
+            labels = labels * (1 - smooth) + 0.5 * smooth
+            return tf.reduce_mean(
+                tf.nn.sigmoid_cross_entropy_with_logits(labels, logits), -1
+            )
+        return cross_entropy(
+            logits, features["label_ids"], self._label_smoothing
+        )
+
+    def losses(self, outputs, features):
+        """Sums the loss over the real rows."""
+        losses = self.example_losses(outputs, features)
+        return {"loss": tf.reduce_sum(losses * self._row_weights(features))}
+
+
+def pool_tokens(sequence, input_mask, pooling):
+    """Gives the "mean" or "max" over the real tokens: float32 [B, H]."""
+    sequence = tf.cast(sequence, tf.float32)
+    real = tf.cast(input_mask > 0, tf.float32)[:, :, None]
+    if pooling == "max":
+        return tf.reduce_max(sequence - 1e30 * (1 - real), axis=1)
+    total = tf.reduce_sum(sequence * real, axis=1)
+    return total / tf.maximum(tf.reduce_sum(real, axis=1), 1e-9)
+
+
+class MaskedLMHead(Head):
+    """Guesses the pieces behind the masks; its output weights are the word
+    embeddings."""
+
+    original_names = {
+        "transform.kernel": "cls/predictions/transform/dense/kernel",
+        "transform.bias": "cls/predictions/transform/dense/bias",
+        "transform_norm.gamma": "cls/predictions/transform/LayerNorm/gamma",
+        "transform_norm.beta": "cls/predictions/transform/LayerNorm/beta",
+        "output_bias": "cls/predictions/output_bias",
+    }
+
+    def __init__(self, config, word_embeddings, dtype=None, name="masked_lm"):
+        super().__init__(name, dtype)
+        hidden = config.hidden_size
+        with modeling.scope("cls/predictions/transform"):
+            self.transform = modeling.Dense(
+                hidden,
+                hidden,
+                config.initializer_range,
+                "dense",
+                dtype,
+                modeling.get_activation(config.hidden_act),
+            )
+            self.transform_norm = modeling.LayerNorm(hidden, dtype=dtype)
+        self.output_bias = self.variable("output_bias", (config.vocab_size,))
+        self._word_embeddings = word_embeddings
+
+    def call(self, x, training=False):
+        """Takes [S, H] tokens, gives float32 logits [S, V]."""
+        x = self.transform(tf.cast(x, self.compute_dtype), training=training)
+        x = self.transform_norm(x)
+        table = tf.cast(tf.convert_to_tensor(self._word_embeddings), x.dtype)
+        logits = tf.matmul(x, table, transpose_b=True)
+        return tf.cast(logits, tf.float32) + self.output_bias
+
+
+class NextSentenceHead(Head):
+    """Says whether the second text follows the first; 1 means it is random."""
+
+    def __init__(self, config, name="next_sentence"):
+        super().__init__(name)
+        self.output_weights = self.variable(
+            "output_weights",
+            (2, config.hidden_size),
+            modeling.truncated_normal(config.initializer_range),
+        )
+        self.output_bias = self.variable("output_bias", (2,))
+        self.original_names = {
+            "output_weights": "cls/seq_relationship/output_weights",
+            "output_bias": "cls/seq_relationship/output_bias",
+        }
+
+    def call(self, pooled):
+        """Takes [B, H], gives float32 logits [B, 2]."""
+        return self.logits(pooled)
+
+
+class PretrainingHead(Head):
+    """The two heads of pre-training; only masked positions are computed.
+
+    Outputs: `masked_lm_logits` [M, V] of the M slots whose weight is not 0 (of
+    all B * P slots if `padded`), `masked_lm_slots` [M], which they are, and
+    `next_sentence_logits` [B, 2]."""
+
+    def __init__(
+        self,
+        config,
+        word_embeddings,
+        dtype=None,
+        padded=False,
+        next_sentence=True,
+        name="pretraining",
+    ):
+        super().__init__(name, dtype)
+        self.masked_lm = MaskedLMHead(config, word_embeddings, dtype)
+        self.next_sentence = NextSentenceHead(config)
+        self._padded = padded
+        self._use_next_sentence = next_sentence
+        self.original_names = {
+            f"{attribute}.{key}": name
+            for attribute in ("masked_lm", "next_sentence")
+            for key, name in getattr(self, attribute).original_names.items()
+        }
+
+    def positions(self, features):
+        """[CLS] for the pooler, then the masked positions."""
+        positions = tf.cast(features["masked_lm_positions"], tf.int32)
+        return tf.concat([tf.zeros_like(positions[:, :1]), positions], axis=1)
+
+    def _slots(self, features):
+        """The flat slots [M] of B * P that hold a prediction."""
+        weights = tf.reshape(features["masked_lm_weights"], [-1])
+        if self._padded:
+            return tf.range(tf.shape(weights)[0])
+        return tf.cast(tf.where(weights > 0)[:, 0], tf.int32)
+
+    def call(self, encoded, features, training=False, seed=None):
+        """Takes the encoder's outputs at `positions`, gives both logits."""
+        selected = encoded["selected_output"][:, 1:]
+        size = selected.shape[-1]
+        slots = self._slots(features)
+        rows = tf.gather(tf.reshape(selected, [-1, size]), slots)
+        return {
+            "masked_lm_logits": self.masked_lm(rows, training=training),
+            "masked_lm_slots": slots,
+            "next_sentence_logits": self.next_sentence(
+                encoded["pooled_output"]
+            ),
+        }
+
+    def loss_weights(self, features):
+        """The sum of the slots' weights + 1e-5, and the number of rows."""
+        weights = {
+            "masked_lm_loss": tf.reduce_sum(features["masked_lm_weights"])
+            + 1e-5
+        }
+        if self._use_next_sentence:
+            weights["next_sentence_loss"] = tf.reduce_sum(
+                example_weights(features)
+            )
+        return weights
+
+    def example_losses(self, outputs, features):
+        """Gives each prediction's loss [M], its weight, and each row's [B]."""
+        slots = outputs["masked_lm_slots"]
+        labels = tf.gather(tf.reshape(features["masked_lm_ids"], [-1]), slots)
+        weights = tf.gather(
+            tf.reshape(features["masked_lm_weights"], [-1]), slots
+        )
+        masked = cross_entropy(
+            outputs["masked_lm_logits"], tf.cast(labels, tf.int32)
+        )
+        follows = cross_entropy(
+            outputs["next_sentence_logits"],
+            tf.cast(
+                tf.reshape(features["next_sentence_labels"], [-1]), "int32"
+            ),
+        )
+        return masked, weights, follows
+
+    def losses(self, outputs, features):
+        """Sums both losses."""
+        masked, weights, follows = self.example_losses(outputs, features)
+        losses = {"masked_lm_loss": tf.reduce_sum(masked * weights)}
+        if self._use_next_sentence:
+            losses["next_sentence_loss"] = tf.reduce_sum(
+                follows * example_weights(features)
+            )
+        return losses
+
+
+class SpanHead(Head):
+    """Finds where an answer starts and ends.
+
+    Outputs float32 `start_logits` and `end_logits` [B, L]; positions that are
+    padding score as the original's zero vectors do: the bias alone."""
+
+    def __init__(self, hidden_size, name="squad"):
+        super().__init__(name)
+        self.linear("cls/squad/", 2, hidden_size)
+
+    def call(self, encoded, features, training=False, seed=None):
+        """Takes the encoder's outputs, gives logits over all positions."""
+        logits = self.logits(encoded["sequence_output"])
+        start, end = tf.unstack(logits, axis=-1)
+        return {"start_logits": start, "end_logits": end}
+
+    def loss_weights(self, features):
+        """Counts the rows."""
+        return {"loss": tf.reduce_sum(example_weights(features))}
+
+    def losses(self, outputs, features):
+        """Sums the mean of the start's and the end's cross-entropy."""
+        weights = example_weights(features)
+        total = 0.0
+        for side in ("start", "end"):
+            logits = outputs[f"{side}_logits"]
+            labels = tf.reshape(features[f"{side}_positions"], [-1])
+            total += tf.reduce_sum(cross_entropy(logits, labels) * weights) / 2
+        return {"loss": total}
+
+
+class TaskModel(keras.Model):
+    """An encoder with one head: what a script trains, exports and loads.
+
+    Called with a dict of features (the encoder's inputs and, in training, the
+    labels); gives the head's dict of float32 outputs."""
+
+    def __init__(self, encoder, head, name="task"):
+        super().__init__(name=name, dtype=encoder.dtype_policy, autocast=False)
+        self.encoder = encoder
+        self.head = head
+        self.supports_jit = encoder.supports_jit
+
+    def build(self, input_shape=None):
+        """Nothing is left to build."""
+
+    def call(self, features, training=False, seed=None):
+        """Runs the encoder where the head reads, then the head.
+
+        `seed`, int32 [2], fixes all dropout of a training call."""
+        if training and seed is None:
+            seed = self.encoder.next_seed()
+        inputs = {
+            key: features[key]
+            for key in ("input_ids", "input_mask", "segment_ids")
+            if key in features
+        }
+        encoded = self.encoder(
+            inputs,
+            training=training,
+            positions=self.head.positions(features),
+            seed=seed,
+        )
+        return self.head(
+            encoded, features=features, training=training, seed=seed
+        )
+
+    def loss_weights(self, features):
+        """See the head."""
+        return self.head.loss_weights(features)
+
+    def losses(self, outputs, features):
+        """See the head."""
+        return self.head.losses(outputs, features)
