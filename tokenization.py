@@ -29,11 +29,13 @@ _CJK = (
 # str.split() separates at these, but BERT deletes them as control characters
 # before it splits: "one\x0btwo" is the word "onetwo".
 _GLUE = "\x0b\x0c\x1c-\x1f\x85"
+_GLUED = re.compile(f"[{_GLUE}]")
 _CJK_OR_GLUE = re.compile(f"[{_CJK}{_GLUE}]")
 # The units that never influence each other: a CJK character, or what lies
 # between two separators.
 _UNIT = re.compile(rf"[{_CJK}]|(?:[^{_CJK}\s]|[{_GLUE}])+")
 _ASCII_WORD = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]")
+_flatten = itertools.chain.from_iterable
 _KEEP, _DROP, _PUNCTUATION = range(3)
 
 RESERVED_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -381,7 +383,7 @@ _IS_MARK = _Memo(lambda char: unicodedata.category(char) == "Mn")
 
 def _units(text):
     """Cuts text into the pieces that are tokenized independently."""
-    if _CJK_OR_GLUE.search(text):
+    if (_GLUED if text.isascii() else _CJK_OR_GLUE).search(text):
         return _UNIT.findall(text)
     return text.split()
 
@@ -443,14 +445,17 @@ class BasicTokenizer:
             if self.do_lower_case:
                 unit = unit.lower()
             return [unit] if unit.isalnum() else _ASCII_WORD.findall(unit)
-        kinds = _KIND
-        unit = "".join([c for c in unit if kinds[c] != _DROP])
+        kinds, letters = _KIND, unit.isalpha()
+        if not letters:
+            unit = "".join([c for c in unit if kinds[c] != _DROP])
         if self.do_lower_case:
             unit = unit.lower()
         if self.strip_accents:
             is_mark = _IS_MARK
             unit = unicodedata.normalize("NFD", unit)
             unit = "".join([c for c in unit if not is_mark[c]])
+        if letters:
+            return [unit]
         words, start = [], 0
         for index, char in enumerate(unit):
             if kinds[char] == _PUNCTUATION:
@@ -468,6 +473,13 @@ class BasicTokenizer:
         Returns a list of (word, starts, ends): places in `unit`, one per
         code point of the word. A dropped accent belongs to the code point
         before it, so its end moves behind the accent."""
+        if unit.isascii() and unit.isprintable():
+            found, at = [], 0
+            for word in self.words(unit):
+                to = at + len(word)
+                found.append((word, range(at, to), range(at + 1, to + 1)))
+                at = to
+            return found
         chars = [
             (char, start, start + 1)
             for start, char in enumerate(unit)
@@ -603,6 +615,7 @@ class FullTokenizer:
             )
         _warn_of_casing(self.vocab, self.do_lower_case, vocab_file)
         self._word_pieces = _Memo(self.wordpiece_tokenizer.pieces)
+        self._word_ids = _Memo(self._encode_word)
         self._unit_tokens = _Memo(self._tokenize_unit)
         self._unit_ids = _Memo(self._encode_unit)
         self._unit_places = _Memo(self._place_unit, limit=1 << 15)
@@ -619,16 +632,15 @@ class FullTokenizer:
         return self._look_up(text, self._unit_ids, self.vocab.__getitem__)
 
     def _look_up(self, text, memo, of_marker):
-        text = convert_to_unicode(text)
-        flatten = itertools.chain.from_iterable
+        text, look_up = convert_to_unicode(text), memo.__getitem__
         if not self.keep:
-            return list(flatten(map(memo.__getitem__, _units(text))))
+            return list(_flatten(map(look_up, _units(text))))
         found = []
         for is_marker, _, part in self.basic_tokenizer.parts(text):
             if is_marker:
                 found.append(of_marker(part))
             else:
-                found.extend(flatten(map(memo.__getitem__, _units(part))))
+                found.extend(_flatten(map(look_up, _units(part))))
         return found
 
     def tokenize_with_offsets(self, text):
@@ -651,10 +663,10 @@ class FullTokenizer:
                 continue
             for match in _UNIT.finditer(part):
                 shift = base + match.start()
-                unit_tokens, unit_starts, unit_ends = memo[match.group()]
-                tokens += unit_tokens
-                starts += [start + shift for start in unit_starts]
-                ends += [end + shift for end in unit_ends]
+                for token, start, end in memo[match.group()]:
+                    tokens.append(token)
+                    starts.append(start + shift)
+                    ends.append(end + shift)
         return tokens, starts, ends
 
     def convert_tokens_to_ids(self, tokens):
@@ -666,33 +678,38 @@ class FullTokenizer:
         return convert_by_vocab(self.inv_vocab, ids)
 
     def _tokenize_unit(self, unit):
-        words = self.basic_tokenizer.words(unit)
-        if len(words) == 1:
-            return self._word_pieces[words[0]]
-        return tuple(
-            piece for word in words for piece in self._word_pieces[word]
-        )
+        return self._join_words(unit, self._word_pieces)
 
     def _encode_unit(self, unit):
-        return tuple(convert_by_vocab(self.vocab, self._tokenize_unit(unit)))
+        return self._join_words(unit, self._word_ids)
+
+    def _encode_word(self, word):
+        pieces = self.wordpiece_tokenizer.pieces(word)
+        return tuple(convert_by_vocab(self.vocab, pieces))
+
+    def _join_words(self, unit, memo):
+        words = self.basic_tokenizer.words(unit)
+        if len(words) == 1:
+            return memo[words[0]]
+        found = ()
+        for word in words:
+            found += memo[word]
+        return found
 
     def _place_unit(self, unit):
-        tokens, firsts, lasts = [], [], []
+        """The tokens of a unit as (token, start, end) within the unit."""
+        places = []
         for word, starts, ends in self.basic_tokenizer.words_with_places(unit):
             pieces = self._word_pieces[word]
             if len(pieces) == 1:  # whole, or [UNK] whatever its length
-                tokens.append(pieces[0])
-                firsts.append(starts[0])
-                lasts.append(max(ends))
+                places.append((pieces[0], starts[0], max(ends)))
                 continue
             at = 0
             for piece in pieces:
-                size = len(piece) - (2 if at else 0)
-                tokens.append(piece)
-                firsts.append(min(starts[at : at + size]))
-                lasts.append(max(ends[at : at + size]))
-                at += size
-        return tuple(tokens), tuple(firsts), tuple(lasts)
+                to = at + len(piece) - (2 if at else 0)
+                places.append((piece, min(starts[at:to]), max(ends[at:to])))
+                at = to
+        return places
 
 
 def main():
