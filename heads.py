@@ -66,6 +66,7 @@ def cross_entropy(logits, labels, label_smoothing=0.0):
     """Gives float32 [...] of -log softmax at int labels [...].
 
     With smoothing e, the target is 1 - e on the label plus e / C on each."""
+    labels = tf.cast(labels, tf.int32)
     log_probs = tf.nn.log_softmax(logits)
     chosen = tf.gather(log_probs, labels, batch_dims=labels.shape.rank)
     if not label_smoothing:
@@ -329,16 +330,22 @@ class PretrainingHead(Head):
 class SpanHead(Head):
     """Finds where an answer starts and ends.
 
-    Outputs float32 `start_logits` and `end_logits` [B, L]; positions that are
-    padding score as the original's zero vectors do: the bias alone."""
+    Outputs float32 `start_logits` and `end_logits` [B, L]. Padding scores
+    -10000, so that neither loss nor answer depends on how far a batch was
+    padded; with `padded` it has the original's scores."""
 
-    def __init__(self, hidden_size, name="squad"):
+    def __init__(self, hidden_size, padded=False, name="squad"):
         super().__init__(name)
         self.linear("cls/squad/", 2, hidden_size)
+        self._padded = padded
 
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs, gives logits over all positions."""
         logits = self.logits(encoded["sequence_output"])
+        if not self._padded:
+            mask = features["input_mask"] > 0
+            mask |= ~tf.reduce_any(mask, axis=1, keepdims=True)
+            logits = tf.where(mask[:, :, None], logits, ops.MASKED_SCORE)
         start, end = tf.unstack(logits, axis=-1)
         return {"start_logits": start, "end_logits": end}
 

@@ -496,7 +496,7 @@ class BertModel(keras.Model):
         form = ops.PackedLayout
         if self.padded or details:
             form = ops.PaddedLayout
-        layout = form(mask, self.config.num_attention_heads)
+        layout = form(mask, self.config.num_attention_heads, positions)
         x = self.embeddings(ids, segments, layout=layout, dropout=dropout)
         embedded, hidden, attention = x, [], []
         for layer in self.layer:

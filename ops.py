@@ -182,18 +182,25 @@ def _gather_once(rows, index, inverse, valid=None):
     return gather(rows)
 
 
+def _marked(positions, length):
+    """Gives bool [B, L], true at int `positions` [B, S]."""
+    hits = positions[:, :, None] == tf.range(length)[None, None, :]
+    return tf.reduce_any(hits, axis=1)
+
+
 class PackedLayout:
     """The real tokens of a batch, row after row, and the way to attention.
 
     Takes int [B, L] `input_mask`. A row without a single 1 is computed in full
     and attends everywhere, as in the original; the first token of a row is
-    always computed, because it is pooled. `size` is T.
+    always computed, because it is pooled, and so are those at `positions`
+    [B, S]. `size` is T.
 
     For attention the rows are ranked by length and cut into four groups of
     equal size, and each group is padded to its own longest row only.
     """
 
-    def __init__(self, input_mask, num_heads):
+    def __init__(self, input_mask, num_heads, positions=None):
         mask = input_mask > 0
         empty = ~tf.reduce_any(mask, axis=1, keepdims=True)
         attended = mask | empty
@@ -201,6 +208,8 @@ class PackedLayout:
         batch, length = self._shape[0], self._shape[1]
         first = tf.range(length)[None, :] == 0
         computed = attended | first  # [B, L]
+        if positions is not None and positions.shape[1] != 1:
+            computed |= _marked(positions, length)
         self._flat = tf.cast(
             tf.where(tf.reshape(computed, [-1]))[:, 0], tf.int32
         )  # [T] of B * L
@@ -209,6 +218,7 @@ class PackedLayout:
         self._starts = tf.cumsum(self._lengths, exclusive=True)
         self.position_ids = self._flat % length
         self._attended = tf.gather(tf.reshape(attended, [-1]), self._flat)
+        self._is_key = tf.gather(tf.reshape(mask, [-1]), self._flat)
         self._num_heads = num_heads
         self._make_groups(batch)
 
@@ -255,9 +265,9 @@ class PackedLayout:
         self._place = (first, place, longest, slot_of)
         self._count_of = tf.gather(placed, row_of)[:, 2]
         self.biases = [
-            tf.where(
-                seen & tf.gather(self._attended, token), 0.0, MASKED_SCORE
-            )[:, None, None, :]
+            tf.where(seen & tf.gather(self._is_key, token), 0.0, MASKED_SCORE)[
+                :, None, None, :
+            ]
             for token, seen in zip(tokens, valid, strict=True)
         ]
         self._indexes = {}
@@ -400,7 +410,7 @@ class PaddedLayout:
     The static form for TPUs and for pictures of attention; equal to the
     original at every position, padding included."""
 
-    def __init__(self, input_mask, num_heads):
+    def __init__(self, input_mask, num_heads, positions=None):
         self._shape = tf.shape(input_mask)
         batch, length = input_mask.shape
         self._batch = self._shape[0] if batch is None else batch
