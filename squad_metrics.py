@@ -1,0 +1,249 @@
+"""Scores of reading comprehension: SQuAD, CMRC 2018, DuReader.
+
+English scores come from official.nlp.tools.squad_evaluate_v1_1 / v2_0, BLEU
+from sacrebleu. The Chinese ones follow the publishers' descriptions: CMRC 2018
+compares characters by their longest common run, DuReader measures ROUGE-L
+(beta 1.2) and BLEU-4. All scores are percentages but DuReader's, which are
+fractions, as published.
+"""
+
+import re
+
+METRICS = ("squad", "cmrc", "dureader")
+
+_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+_UNITS = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+    r"|\d+(?:[.,]\d+)*"
+    "|(?:(?![\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])\\w)+"
+    r"|[^\w\s]"
+)
+# The marks CMRC 2018 does not count.
+_CMRC_MARKS = frozenset("-:_*^/\\~`+=，。：？！“”；’《》…·、「」（）－～『』")
+_ROUGE_BETA = 1.2
+
+
+def choose_metric(examples, layout=""):
+    """'dureader', 'cmrc' (passages mostly of Chinese characters) or 'squad'."""
+    if layout.startswith("DuReader"):
+        return "dureader"
+    letters = ideographs = 0
+    for example in examples[:50]:
+        text = example.context_text[:500]
+        letters += sum(char.isalpha() for char in text)
+        ideographs += len(_IDEOGRAPH.findall(text))
+    return "cmrc" if ideographs * 2 > letters else "squad"
+
+
+def score_answers(
+    examples, answers, metric="squad", version_2_with_negative=False
+):
+    """The scores of `answers` (Answers) as {name: float or int}.
+
+    'squad': exact_match and f1, in 2.0 also those of the answerable and
+    unanswerable questions and the best threshold of the null odds with its
+    scores. 'cmrc': exact_match and f1 by characters. 'dureader': rouge_l and
+    bleu_4. Questions without a gold answer are left out, but for 2.0, and
+    counted as `questions_without_gold`. ValueError if none has one."""
+    if metric not in METRICS:
+        raise ValueError(
+            f"unknown metric {metric!r}; one of {', '.join(METRICS)}"
+        )
+    known = [
+        example for example in examples if example.answer_texts is not None
+    ]
+    if not version_2_with_negative:
+        known = [example for example in known if example.answer_texts]
+    if not known:
+        raise ValueError(
+            "none of the questions has a gold answer to compare with: a file "
+            "without answers can be predicted but not evaluated"
+        )
+    if metric == "squad" and version_2_with_negative:
+        scores = _score_squad_2(known, answers)
+    elif metric == "squad":
+        scores = _score_squad_1(known, answers)
+    elif metric == "cmrc":
+        scores = _score_cmrc(known, answers)
+    else:
+        scores = _score_dureader(known, answers)
+    scores["total"] = len(known)
+    if len(known) < len(examples):
+        scores["questions_without_gold"] = len(examples) - len(known)
+    return scores
+
+
+def _as_dataset(examples):
+    """Examples in the nesting the official evaluators read."""
+    questions = [
+        {
+            "id": example.qas_id,
+            "answers": [{"text": text} for text in example.answer_texts],
+            "is_impossible": not example.answer_texts,
+        }
+        for example in examples
+    ]
+    return [{"paragraphs": [{"qas": questions}]}]
+
+
+def _score_squad_1(examples, answers):
+    from official.nlp.tools import squad_evaluate_v1_1
+
+    scores = squad_evaluate_v1_1.evaluate(
+        _as_dataset(examples), answers.predictions
+    )
+    return {
+        "exact_match": 100.0 * scores["exact_match"],
+        "f1": 100.0 * scores["final_f1"],
+    }
+
+
+def _score_squad_2(examples, answers):
+    """2.0: the predictions as they are, and the best texts at every threshold.
+
+    The evaluator takes odds above 1 for "no answer", so the odds go only into
+    the search for the threshold."""
+    from official.nlp.tools import squad_evaluate_v2_0
+
+    dataset = _as_dataset(examples)
+    plain = squad_evaluate_v2_0.evaluate(dataset, answers.predictions)
+    scores = {"exact_match": plain["exact"], "f1": plain["f1"]}
+    for part in ("HasAns", "NoAns"):
+        if f"{part}_total" in plain:
+            scores[f"{part}_exact_match"] = plain[f"{part}_exact"]
+            scores[f"{part}_f1"] = plain[f"{part}_f1"]
+            scores[f"{part}_total"] = plain[f"{part}_total"]
+    ids = [example.qas_id for example in examples]
+    odds = {key: answers.null_odds[key] for key in ids}
+    best = squad_evaluate_v2_0.evaluate(
+        dataset, {key: answers.best_texts[key] for key in ids}, odds
+    )
+    nothing = 100.0 * sum(not example.answer_texts for example in examples)
+    nothing /= len(examples)
+    for ours, name in (("exact_match", "exact"), ("f1", "f1")):
+        value = best[f"final_{name}"]
+        threshold = best[f"final_{name}_thresh"]
+        if value <= nothing:  # best is to answer nothing at all
+            threshold = min(odds.values()) - 1.0
+        scores[f"best_{ours}"] = value
+        scores[f"best_{ours}_threshold"] = threshold
+    return scores
+
+
+# --- Chinese ------------------------------------------------------------------
+
+
+def text_units(text, without_marks=False):
+    """A text as Chinese characters, numbers, other words and marks, lower case.
+
+    `without_marks` leaves out the marks CMRC 2018 does not count."""
+    text = text.lower()
+    if without_marks:
+        text = "".join(char for char in text if char not in _CMRC_MARKS)
+    return _UNITS.findall(text)
+
+
+def longest_common_run(first, second):
+    """Length of the longest run of items standing in both lists."""
+    best = 0
+    above = [0] * (len(second) + 1)
+    for item in first:
+        row = [0] * (len(second) + 1)
+        for place, other in enumerate(second, 1):
+            if item == other:
+                row[place] = above[place - 1] + 1
+                best = max(best, row[place])
+        above = row
+    return best
+
+
+def cmrc_f1(gold, predicted):
+    """F1 of a predicted text by the longest common run of units, 0 to 1."""
+    gold_units = text_units(gold, without_marks=True)
+    units = text_units(predicted, without_marks=True)
+    run = longest_common_run(gold_units, units)
+    if not run:
+        return 0.0
+    precision, recall = run / len(units), run / len(gold_units)
+    return 2 * precision * recall / (precision + recall)
+
+
+def cmrc_exact(gold, predicted):
+    """Whether two texts are equal but for case, blanks and CMRC's marks."""
+
+    def bare(text):
+        return "".join(
+            char
+            for char in text.lower()
+            if char not in _CMRC_MARKS and not char.isspace()
+        )
+
+    return bare(gold) == bare(predicted)
+
+
+def _score_cmrc(examples, answers):
+    exact = f1 = 0.0
+    for example in examples:
+        predicted = answers.predictions.get(example.qas_id, "")
+        texts = example.answer_texts
+        if not texts:  # unanswerable, 2.0 only
+            exact += not predicted
+            f1 += not predicted
+            continue
+        exact += any(cmrc_exact(text, predicted) for text in texts)
+        f1 += max(cmrc_f1(text, predicted) for text in texts)
+    return {
+        "exact_match": 100.0 * exact / len(examples),
+        "f1": 100.0 * f1 / len(examples),
+    }
+
+
+def longest_common_subsequence(first, second):
+    """Length of the longest common subsequence, with one bit per item."""
+    places = {}
+    for place, item in enumerate(first):
+        places[item] = places.get(item, 0) | 1 << place
+    row = 0
+    for item in second:
+        joined = row | places.get(item, 0)
+        row = joined & ~(joined - ((row << 1) | 1))
+    return row.bit_count()
+
+
+def rouge_l(golds, predicted):
+    """ROUGE-L of a text against several: best precision, best recall, F."""
+    units = text_units(predicted)
+    precision = recall = 0.0
+    for gold in golds:
+        gold_units = text_units(gold)
+        common = longest_common_subsequence(gold_units, units)
+        if common:
+            precision = max(precision, common / len(units))
+            recall = max(recall, common / len(gold_units))
+    if not precision:
+        return 0.0
+    square = _ROUGE_BETA**2
+    return (1 + square) * precision * recall / (recall + square * precision)
+
+
+def _score_dureader(examples, answers):
+    import sacrebleu
+
+    examples = [example for example in examples if example.answer_texts]
+    if not examples:
+        return {"rouge_l": 0.0, "bleu_4": 0.0}
+    predicted = [answers.predictions.get(e.qas_id, "") for e in examples]
+    rouge = sum(
+        rouge_l(example.answer_texts, text)
+        for example, text in zip(examples, predicted, strict=True)
+    )
+    most = max(len(example.answer_texts) for example in examples)
+    references = [
+        [
+            e.answer_texts[number] if number < len(e.answer_texts) else None
+            for e in examples
+        ]
+        for number in range(most)
+    ]
+    bleu = sacrebleu.corpus_bleu(predicted, references, tokenize="zh")
+    return {"rouge_l": rouge / len(examples), "bleu_4": bleu.score / 100.0}
