@@ -66,9 +66,6 @@ class VocabularyEncodingError(UnicodeDecodeError):
         return self.reason
 
 
-# --- casing -----------------------------------------------------------------
-
-
 def validate_case_matches_checkpoint(do_lower_case, init_checkpoint):
     """Refuses a casing that contradicts one of Google's 2018 model names.
 
@@ -154,9 +151,6 @@ def resolve_casing(flag_value, path):
     return bool(flag_value)
 
 
-# --- text and vocabulary ----------------------------------------------------
-
-
 def convert_to_unicode(text):
     """Gives `text` as str; bytes are UTF-8 whose bad bytes are dropped.
 
@@ -191,15 +185,13 @@ def _read_rows(vocab_file):
             # The original's reader deletes \r wherever it stands.
             rows.append(line.decode("utf-8").replace("\r", "").strip())
         except UnicodeDecodeError as error:
-            raise VocabularyEncodingError(
-                error.encoding,
-                error.object,
-                error.start,
-                error.end,
+            problem = VocabularyEncodingError(*error.args)
+            problem.reason = (
                 f"{vocab_file}:{number}: the row is not UTF-8 (byte "
                 f"{line[error.start]:#04x} at column {error.start + 1}). "
-                "Convert the file to UTF-8.",
-            ) from error
+                "Convert the file to UTF-8."
+            )
+            raise problem from error
     return rows
 
 
@@ -226,12 +218,10 @@ def _number_rows(rows, vocab_file):
             f"'{token}' on lines {first} and {last}"
             for token, first, last in repeated[:5]
         )
-        more = len(repeated) - 5
+        more = f"; and {len(repeated) - 5} more" if repeated[5:] else ""
         _log.warning(
-            "%s: repeated tokens get the id of their last line: %s%s.",
-            vocab_file,
-            shown,
-            f"; and {more} more" if more > 0 else "",
+            f"{vocab_file}: repeated tokens get the id of their last line: "
+            f"{shown}{more}."
         )
     return vocab
 
@@ -288,46 +278,34 @@ def check_vocab(
         sizes += f", the config's vocab_size is {config_vocab_size}"
     if checkpoint_vocab_size is not None:
         sizes += f", the checkpoint's table has {checkpoint_vocab_size} rows"
-    known = [
-        size
-        for size in (config_vocab_size, checkpoint_vocab_size)
-        if size is not None
-    ]
-    if any(rows > size for size in known) or len(set(known)) > 1:
+    known = {config_vocab_size, checkpoint_vocab_size} - {None}
+    if any(rows > size for size in known) or len(known) > 1:
         raise ValueError(
             f"{sizes}. Take the vocabulary and config that belong to the "
             "checkpoint, or grow its table with `python tokenization.py "
             "--extend_vocab`."
         )
-    if known and rows < known[0]:
-        _log.warning("%s: ids from %d on are never used.", sizes, rows)
+    if any(rows < size for size in known):
+        _log.warning(f"{sizes}: ids from {rows} on are never used.")
 
 
 def _warn_of_casing(vocab, do_lower_case, vocab_file):
     """Warns where the vocabulary's letters speak against the casing."""
     words = [token for token in vocab if token[:1] != "["]
     upper = sum(token != token.lower() for token in words)
+    lower = sum(token != token.upper() for token in words)
     if do_lower_case and upper > len(words) // 10:
         _log.warning(
-            "%s has upper-case letters in %d of %d tokens, which lower-cased "
-            "text never reaches. Is it for --do_lower_case=false?",
-            vocab_file,
-            upper,
-            len(words),
+            f"{vocab_file} has upper-case letters in {upper} of {len(words)} "
+            "tokens, which lower-cased text never reaches. Is it for "
+            "--do_lower_case=false?"
         )
-    elif (
-        not do_lower_case
-        and not upper
-        and "".join(words).upper() != ("".join(words))
-    ):
+    elif lower and not do_lower_case and not upper:
         _log.warning(
-            "%s has no upper-case letter: with lower-casing off, words with "
-            "capitals become [UNK]. Is it for --do_lower_case=true?",
-            vocab_file,
+            f"{vocab_file} has no upper-case letter: with lower-casing off, "
+            "words with capitals become [UNK]. Is it for "
+            "--do_lower_case=true?"
         )
-
-
-# --- characters -------------------------------------------------------------
 
 
 def whitespace_tokenize(text):
@@ -386,9 +364,6 @@ def _units(text):
     if (_GLUED if text.isascii() else _CJK_OR_GLUE).search(text):
         return _UNIT.findall(text)
     return text.split()
-
-
-# --- tokenizers -------------------------------------------------------------
 
 
 class BasicTokenizer:
@@ -702,7 +677,7 @@ class FullTokenizer:
         for word, starts, ends in self.basic_tokenizer.words_with_places(unit):
             pieces = self._word_pieces[word]
             if len(pieces) == 1:  # whole, or [UNK] whatever its length
-                places.append((pieces[0], starts[0], max(ends)))
+                places.append((pieces[0], min(starts), max(ends)))
                 continue
             at = 0
             for piece in pieces:

@@ -54,9 +54,7 @@ def peers(vocab_file, do_lower_case):
         tokenizer = tokenizers.BertWordPieceTokenizer(
             vocab_file, lowercase=do_lower_case
         )
-        return lambda line: tokenizer.encode(
-            line, add_special_tokens=False
-        ).ids
+        return lambda line: tokenizer.encode(line, add_special_tokens=False).ids
 
     sides["rust tokenizers"] = rust
     return sides
@@ -91,9 +89,7 @@ def main():
     for path in options.input_file.split(","):
         with open(path, "rb") as reader:
             data = reader.read()
-        lines = [
-            line.decode("utf-8", "ignore") for line in data.split(b"\n")
-        ]
+        lines = [line.decode("utf-8", "ignore") for line in data.split(b"\n")]
         megabytes = sum(len(line.encode()) + 1 for line in lines) / 1e6
         result = measure(sides, lines, options.rounds)
         base = result["original"]
