@@ -1,0 +1,349 @@
+"""A user's own classification data, read without writing a processor."""
+
+import logging
+import os
+
+from classification_data import SPLITS, Columns, TableProcessor, read_labels
+from text_files import json_text, located
+
+_KEYS = ("label", "text_a", "text_b")
+_YES = {"1", "1.0", "true", "True", "TRUE"}
+_NO = {"0", "0.0", "false", "False", "FALSE", ""}
+
+
+def _is_position(value):
+    return str(value).isascii() and str(value).isdigit()
+
+
+def _places(columns):
+    """Column names as they are, positions as int."""
+    return [int(c) if _is_position(c) else c for c in columns]
+
+
+class TsvProcessor(TableProcessor):
+    """Reads a user's own train, dev and test files without any code.
+
+    Each is .tsv (no quoting), .csv (quoted) or .jsonl / .json (an object per
+    line). Columns are found by the names label, text_a and text_b (optional)
+    in a header, or set by label_column, text_a_column, text_b_column: a name,
+    or a position from 0. Labels come from `labels`, `labels_file`, or, sorted,
+    from the training set. With multi_label, a cell holds labels divided by
+    label_separator, or label_columns names a 0/1 column for each label. With
+    regression, labels are numbers. Test files need no label column."""
+
+    name = "tsv"
+    metric_names = ("accuracy", "f1")
+    quoted_csv = True
+    files = {
+        split: tuple(
+            f"{split}.{extension}"
+            for extension in ("tsv", "csv", "jsonl", "json")
+        )
+        for split in SPLITS
+    }
+    option_defaults = {
+        "label_column": None,
+        "text_a_column": None,
+        "text_b_column": None,
+        "has_header": None,
+        "labels_file": None,
+        "multi_label": False,
+        "label_separator": ",",
+        "label_columns": None,
+        "regression": False,
+    }
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        columns = self.options["label_columns"]
+        if isinstance(columns, str):
+            columns = [part.strip() for part in columns.split(",")]
+        self.label_columns = columns
+        if self.options["regression"] and (
+            self.options["multi_label"] or columns
+        ):
+            raise ValueError(
+                "--regression and --multi_label contradict each other. "
+                "Choose one."
+            )
+        if self.options["regression"]:
+            self.output_mode = "regression"
+            self.metric_names = ("pearson", "spearman")
+        elif self.options["multi_label"] or columns:
+            self.output_mode = "multi_label"
+            self.metric_names = ("micro_f1", "macro_f1")
+        self._labels = self._given_labels()
+
+    def _given_labels(self):
+        """The labels that options name, or None."""
+        labels = self.options["labels"]
+        if not labels and self.options["labels_file"]:
+            labels = read_labels(self.options["labels_file"])
+        columns = self.label_columns
+        if not columns:
+            return list(labels) if labels else None
+        labels = list(labels or map(str, columns))
+        if len(labels) != len(columns):
+            raise ValueError(
+                f"--label_columns names {len(columns)} columns, but there are "
+                f"{len(labels)} labels. Give one column for each label."
+            )
+        return labels
+
+    def get_labels(self, data_dir=None):
+        """The labels in the order of their ids; [] for regression.
+
+        Reads the training set if nothing else names them, so needs
+        `data_dir` unless it was read before."""
+        if self.output_mode == "regression":
+            return []
+        if self._labels is None:
+            if data_dir is None and not self.options["train_file"]:
+                raise ValueError(
+                    "the labels are not known. Set --labels_file, or give a "
+                    "training set to take them from."
+                )
+            self.get_train_examples(data_dir)
+        return list(self._labels)
+
+    def _settle_labels(self, path, examples, data_dir, split):
+        if self._labels is None and self.output_mode != "regression":
+            if split == "train" and examples:
+                self._labels = self._labels_of(path, examples)
+            elif split == "test":  # predicting needs no labels
+                for example in examples:
+                    example.label = None
+        return super()._settle_labels(path, examples, data_dir, split)
+
+    def _labels_of(self, path, examples):
+        """The labels that a training set uses: numbers by value, then text."""
+        found = set()
+        for example in examples:
+            if example.label is not None:
+                if self.output_mode == "multi_label":
+                    found.update(self._split_labels(example.label))
+                else:
+                    found.add(example.label)
+        if self.output_mode != "multi_label" and len(found) == 1:
+            raise ValueError(
+                f"{path}: every row has the label '{min(found)}'; a "
+                "classifier needs two or more. Is --label_column right?"
+            )
+
+        def order(label):
+            digits = label.isascii() and label.isdigit()
+            return (0, int(label), label) if digits else (1, 0, label)
+
+        return sorted(found, key=order)
+
+    def _split_labels(self, raw):
+        if isinstance(raw, tuple):
+            return raw
+        parts = raw.split(self.options["label_separator"])
+        return tuple(part.strip() for part in parts if part.strip())
+
+    def _wanted(self, key):
+        """The name or the position (int) of a column, and if it was set."""
+        value = self.options[f"{key}_column"]
+        if value is None or value == "":
+            return key, False
+        return (int(value) if _is_position(value) else str(value)), True
+
+    def _columns(self, path, line, first, split):
+        wanted = {key: self._wanted(key) for key in _KEYS}
+        names = tuple(cell.strip().lower() for cell in first)
+        words = {str(name).lower() for name, _ in wanted.values()}
+        has_header = self.options["has_header"]
+        if has_header is None:
+            has_header = bool(words & set(names))
+        if has_header:
+            columns = self._by_name(path, line, names, wanted, split)
+        elif any(isinstance(name, int) for name, _ in wanted.values()):
+            columns = self._by_position(path, line, first, wanted, split)
+        elif len(first) == 1 and split == "test":
+            columns = Columns(None, 0, None, 1)
+        elif split == "test" and self.options["has_header"] is None:
+            columns = self._as_in_training(path, line, first)
+        else:
+            raise self._no_header(path, line, first)
+        self.is_pair = columns.text_b is not None
+        return columns
+
+    def _no_header(self, path, line, first):
+        return located(
+            path,
+            line,
+            f"this first row ('{first[0][:40]}', ...) has no column "
+            f"'{self._wanted('text_a')[0]}'. Add a header with the names "
+            "label, text_a and (for pairs) text_b, or set --text_a_column, "
+            "--text_b_column and --label_column: names in the header, or "
+            "positions from 0 and --has_header=false.",
+        )
+
+    def _by_name(self, path, line, names, wanted, split):
+        """The columns of a file with a header."""
+
+        def find(name, needed):
+            if isinstance(name, int) and name < len(names):
+                return name
+            if str(name).lower() in names:
+                return names.index(str(name).lower())
+            if needed:
+                raise located(
+                    path,
+                    line,
+                    f"has no column '{name}'; it has: {', '.join(names)}. "
+                    "Set --text_a_column, --text_b_column and "
+                    "--label_column to its names or positions (from 0).",
+                )
+            return None
+
+        text_b, b_is_set = wanted["text_b"]
+        if self.label_columns:
+            found = [find(name, False) for name in _places(self.label_columns)]
+            label = None if None in found else tuple(found)
+            if label is None and split != "test":
+                missing = self.label_columns[found.index(None)]
+                find(missing, True)
+        else:
+            label = find(wanted["label"][0], split != "test")
+        return Columns(
+            label=label,
+            text_a=find(wanted["text_a"][0], True),
+            text_b=find(text_b, b_is_set),
+            count=len(names),
+            names=names,
+        )
+
+    def _by_position(self, path, line, first, wanted, split):
+        """The columns of a file without a header.
+
+        A test file may lack the label column: then it has one column less
+        than the positions need, and those behind the label move up."""
+        for key, (name, is_set) in wanted.items():
+            if is_set and not isinstance(name, int):
+                raise located(
+                    path,
+                    line,
+                    f"--{key}_column={name} is a name, but the file has no "
+                    "header. Give positions from 0, or set --has_header.",
+                )
+        text_a = wanted["text_a"][0] if wanted["text_a"][1] else None
+        text_b = wanted["text_b"][0] if wanted["text_b"][1] else None
+        if text_a is None:
+            raise located(
+                path,
+                line,
+                "--text_a_column is not set, and the file has no header. "
+                "Set it to a position from 0.",
+            )
+        label = wanted["label"][0] if wanted["label"][1] else None
+        if self.label_columns:
+            label = tuple(_places(self.label_columns))
+        count = len(first)
+        texts = [text_a] if text_b is None else [text_a, text_b]
+        if isinstance(label, int) and split == "test":
+            if count == max([label, *texts]):
+                text_a -= text_a > label
+                if text_b is not None:
+                    text_b -= text_b > label
+                label = None
+            elif label >= count:
+                label = None
+        used = [text_a, text_b, *(label if self.label_columns else (label,))]
+        highest = max(place for place in used if place is not None)
+        if highest >= count:
+            raise located(
+                path,
+                line,
+                f"{count} columns, so there is none at position {highest} "
+                "(from 0). Set --text_a_column, --text_b_column and "
+                "--label_column.",
+            )
+        return Columns(label, text_a, text_b, count)
+
+    def _as_in_training(self, path, line, first):
+        """The columns of a test file without a header, as in training."""
+        data_dir = os.path.dirname(path)
+        columns = None
+        for split in ("train", "dev"):
+            try:
+                model = self._find(data_dir, split)
+            except FileNotFoundError:
+                continue
+            if str(model).endswith((".json", ".jsonl")):
+                continue
+            for model_line, cells in self._table(model):
+                columns = self._columns(model, model_line, cells, split)
+                break
+            break
+        if columns is None:
+            raise self._no_header(path, line, first)
+        count, label = len(first), columns.label
+        if count == columns.count - 1 and isinstance(label, int):
+            places = [
+                p if p is None or p < label else p - 1
+                for p in (columns.text_a, columns.text_b)
+            ]
+            found = Columns(None, *places, count)
+        elif count == columns.count:
+            found = columns._replace(names=())
+        else:
+            raise self._no_header(path, line, first)
+        logging.warning(
+            "%s:%d: no header is found; the %d columns are read in the order "
+            "of %s. If line 1 is a header, give it the same names.",
+            path,
+            line,
+            count,
+            model,
+        )
+        return found
+
+    def _from_cells(self, cells, columns):
+        if not isinstance(columns.label, tuple):
+            return super()._from_cells(cells, columns)
+        rest = super()._from_cells(cells, columns._replace(label=None))
+        label = tuple(cells[place] for place in columns.label)
+        return (label, *rest[1:])
+
+    def _from_json(self, path, line, record, split):
+        for key in ("text_a", "text_b", "label"):
+            if isinstance(self._wanted(key)[0], int):
+                raise located(
+                    path,
+                    line,
+                    f"--{key}_column is a position, but JSON rows have named "
+                    "fields. Give a name.",
+                )
+        text_a = json_text(path, line, record, self._wanted("text_a")[0])
+        key, is_set = self._wanted("text_b")
+        text_b = json_text(path, line, record, key, needed=is_set)
+        self.is_pair = self.is_pair or text_b is not None
+        if not self.label_columns:
+            key = self._wanted("label")[0]
+            label = self._json_label(path, line, record, key)
+        elif all(name in record for name in self.label_columns):
+            label = tuple(
+                str(int(value) if isinstance(value, bool) else value)
+                for value in map(record.get, self.label_columns)
+            )
+        else:
+            label = None
+        return label, text_a, text_b, None
+
+    def _label(self, example, labels, known, split):
+        if not self.label_columns or example.label is None:
+            return super()._label(example, labels, known, split)
+        chosen = []
+        for label, cell in zip(labels, example.label, strict=True):
+            if cell.strip() not in _YES | _NO:
+                if split == "test":
+                    return None
+                raise ValueError(
+                    f"{example.source}: '{cell}' in the column of label "
+                    f"'{label}' is neither 0 nor 1. Mend the row."
+                )
+            if cell.strip() in _YES:
+                chosen.append(label)
+        return tuple(chosen)
