@@ -53,6 +53,23 @@ def pretraining_spec(
     )
 
 
+def unmasked_spec(max_seq_length: int) -> "FeatureSpec":
+    """The features of pre-training records that are masked while read.
+
+    word_pieces is 1 for the first piece of a word, 2 for its other pieces, 0
+    for [CLS], [SEP] and padding. So `word_pieces > 0` are the tokens that may
+    be masked, and `cumsum(word_pieces == 1)` numbers the words."""
+    return FeatureSpec(
+        [
+            Feature("input_ids", "int64", max_seq_length, True),
+            Feature("input_mask", "int64", max_seq_length, True),
+            Feature("segment_ids", "int64", max_seq_length, True),
+            Feature("word_pieces", "int64", max_seq_length, True),
+            Feature("next_sentence_labels", "int64", 1),
+        ]
+    )
+
+
 class _Varints(dict):
     """Integer -> its protocol buffer bytes; small ones are remembered."""
 
@@ -188,7 +205,7 @@ def _encode_values(feature: Feature, value) -> bytes:
     if feature.dtype == "float32":
         return struct.pack(f"<{len(value)}f", *value) + bytes(4 * missing)
     if isinstance(value, bytes):
-        if value and max(value) > 127:
+        if not value.isascii():
             raise ValueError(
                 f"feature {feature.name!r} is given as bytes, which must all "
                 "be below 128; give a list"
