@@ -257,6 +257,7 @@ class Embeddings(BertLayer):
             self.LayerNorm = LayerNorm(hidden, dtype=dtype)
         self._rate = config.hidden_dropout_prob
         self._one_hot = one_hot
+        self.on_lookup = None  # called with (table, ids, rows) if set
 
     def call(self, input_ids, segment_ids, layout, dropout):
         """Takes int [B, L] ids and segments, gives [T, H].
@@ -269,6 +270,8 @@ class Embeddings(BertLayer):
             words = tf.one_hot(ids, table.shape[0]) @ table
         else:
             words = tf.gather(self.word_embeddings.value, ids)
+        if self.on_lookup is not None:
+            self.on_lookup(self.word_embeddings, ids, words)
         positions = tf.gather(
             self.position_embeddings.value, layout.position_ids
         )

@@ -1,0 +1,371 @@
+"""The flags that several scripts share, each defined and checked once.
+
+A script calls the `define_*` functions it needs, adds its own flags, and ends
+with `common_flags.run(main)`. Nothing here imports TensorFlow: a wrong flag is
+refused in a fraction of a second.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+
+UNUSED_FLAGS = ("master", "tpu_zone", "gcp_project")
+
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
+
+
+def define_model_flags(max_seq_length=128):
+    """Checkpoint, vocabulary, config, casing, length, precision."""
+    flags.DEFINE_string(
+        "init_checkpoint",
+        None,
+        "The pre-trained model: a checkpoint prefix such as "
+        ".../bert_model.ckpt, a directory that holds one, or a Hugging Face "
+        "directory (config.json, model.safetensors, vocab.txt).",
+    )
+    flags.DEFINE_string(
+        "bert_config_file",
+        None,
+        "The model's sizes (bert_config.json). By default the file beside "
+        "--init_checkpoint.",
+    )
+    flags.DEFINE_string(
+        "vocab_file",
+        None,
+        "The vocabulary the model was trained with (vocab.txt). By default "
+        "the file beside --init_checkpoint.",
+    )
+    flags.DEFINE_bool(
+        "do_lower_case",
+        True,
+        "Whether to lower-case the text: true for uncased models, false for "
+        "cased ones. Not given, it is read from the model's directory.",
+    )
+    flags.DEFINE_integer(
+        "max_seq_length",
+        max_seq_length,
+        "The longest input in pieces, [CLS] and [SEP] included; longer ones "
+        "are cut.",
+        lower_bound=1,
+    )
+
+
+def define_device_flags():
+    """Where and in which precision to compute."""
+    flags.DEFINE_enum(
+        "distribution_strategy",
+        "auto",
+        STRATEGIES,
+        "Where to compute. auto: all GPUs of this machine, else its CPU. "
+        "multi_worker_mirrored reads TF_CONFIG. Batch sizes are global.",
+    )
+    flags.DEFINE_enum(
+        "precision",
+        "float32",
+        ("float32", "bfloat16"),
+        "bfloat16 computes products in 16 bits; weights, softmax, layer "
+        "norm, logits and losses stay float32.",
+    )
+    flags.DEFINE_bool(
+        "run_eagerly",
+        False,
+        "Runs step by step in Python, for a debugger. Slow.",
+    )
+    flags.DEFINE_bool("use_tpu", False, "Whether to use a TPU.")
+    flags.DEFINE_string("tpu_name", None, "The TPU's name or grpc address.")
+    flags.DEFINE_integer(
+        "num_tpu_cores", 8, "With --use_tpu: how many cores.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "iterations_per_loop",
+        1000,
+        "With --use_tpu: how many training steps to make in one call.",
+        lower_bound=1,
+    )
+    for name in UNUSED_FLAGS:
+        flags.DEFINE_string(
+            name, None, "Not used any more; accepted for old commands."
+        )
+
+
+def define_output_flags():
+    """What every training script writes and how often."""
+    flags.DEFINE_string(
+        "output_dir",
+        None,
+        "Where checkpoints and results are written.",
+        required=True,
+    )
+    flags.DEFINE_integer(
+        "save_checkpoints_steps",
+        1000,
+        "How many steps lie between two checkpoints.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "log_steps", 20, "Steps between two lines of the log.", lower_bound=1
+    )
+    flags.DEFINE_bool(
+        "tensorboard", True, "Whether to write event files for TensorBoard."
+    )
+    flags.DEFINE_integer(
+        "seed",
+        12345,
+        "Fixes new weights, dropout and the order of the data. Two runs on "
+        "CPU with one seed are equal to the bit.",
+    )
+
+
+def define_optimizer_flags():
+    """How weights move."""
+    flags.DEFINE_float(
+        "learning_rate", 5e-5, "The highest learning rate.", lower_bound=0.0
+    )
+    flags.DEFINE_integer(
+        "train_batch_size",
+        32,
+        "Rows per training step, over all devices.",
+        lower_bound=1,
+    )
+    flags.DEFINE_enum(
+        "optimizer", "adamw", ("adamw", "lamb"), "Which optimizer to use."
+    )
+    flags.DEFINE_enum(
+        "schedule",
+        "linear",
+        ("linear", "constant", "cosine"),
+        "How the learning rate falls after the warm-up.",
+    )
+    flags.DEFINE_enum(
+        "warmup_schedule",
+        "original",
+        ("original", "peak"),
+        "original: the decay counts from step 0, so the rate drops where the "
+        "warm-up ends; peak: it counts from there.",
+    )
+    flags.DEFINE_integer(
+        "gradient_accumulation_steps",
+        1,
+        "Into how many parts a device's share of the batch is cut to save "
+        "memory. Changes no result.",
+        lower_bound=1,
+    )
+    flags.DEFINE_float(
+        "layer_decay",
+        1.0,
+        "Each layer learns at this share of the rate of the one above it.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+    )
+    flags.DEFINE_integer(
+        "freeze_layers",
+        0,
+        "Keeps the embeddings and this many lowest layers as they are; -1 "
+        "keeps the embeddings only; 0 trains everything.",
+        lower_bound=-1,
+    )
+    flags.DEFINE_bool(
+        "original_embedding_clip",
+        False,
+        "Clips as the original did on CPU and GPU: repeated words are not "
+        "summed before the norm is taken. One device, no accumulation.",
+    )
+    flags.DEFINE_integer(
+        "eval_steps",
+        None,
+        "Evaluates during training, every so many steps.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "early_stopping_patience",
+        None,
+        "Stops after so many evaluations without a better score.",
+        lower_bound=1,
+    )
+    flags.DEFINE_string(
+        "best_metric",
+        None,
+        "The score by which the best checkpoint is kept, such as "
+        "eval_accuracy or eval_loss. By default the task's own.",
+    )
+
+
+def define_finetuning_flags():
+    """What the fine-tuning scripts do, in which batches, and how long."""
+    flags.DEFINE_bool("do_train", False, "Whether to train.")
+    flags.DEFINE_bool("do_eval", False, "Whether to score the dev set.")
+    flags.DEFINE_bool("do_predict", False, "Whether to answer the test set.")
+    flags.DEFINE_bool(
+        "do_export",
+        False,
+        "Whether to write a SavedModel to OUTPUT_DIR/saved_model/1.",
+    )
+    flags.DEFINE_bool(
+        "report",
+        False,
+        "Whether to write OUTPUT_DIR/report.html about the dev set.",
+    )
+    flags.DEFINE_integer(
+        "eval_batch_size", 8, "Rows per batch in evaluation.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "predict_batch_size", 8, "Rows per batch in prediction.", lower_bound=1
+    )
+    flags.DEFINE_float(
+        "num_train_epochs",
+        3.0,
+        "How often to go through the training set.",
+        lower_bound=0.0,
+    )
+    flags.DEFINE_float(
+        "warmup_proportion",
+        0.1,
+        "The share of the steps over which the learning rate rises.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+    )
+    flags.DEFINE_integer(
+        "num_warmup_steps",
+        None,
+        "The steps over which the learning rate rises, instead of "
+        "--warmup_proportion.",
+        lower_bound=0,
+    )
+    flags.DEFINE_integer(
+        "num_seeds",
+        1,
+        "Trains so often, with seeds that follow --seed, in "
+        "OUTPUT_DIR/seed-N; the results hold mean and standard deviation.",
+        lower_bound=1,
+    )
+    flags.DEFINE_float(
+        "label_smoothing",
+        0.0,
+        "The share of each target that is spread over all labels.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+    )
+    flags.DEFINE_bool(
+        "write_records",
+        False,
+        "Whether to keep the features as OUTPUT_DIR/train.tf_record, "
+        "eval.tf_record and predict.tf_record, as the original did.",
+    )
+
+
+def define_all_finetuning_flags(max_seq_length=128):
+    """Every shared flag of a fine-tuning script."""
+    define_model_flags(max_seq_length)
+    define_device_flags()
+    define_output_flags()
+    define_optimizer_flags()
+    define_finetuning_flags()
+    flags.adopt_module_key_flags(sys.modules[__name__])
+
+
+def given(name):
+    """The flag's value if the user set it, else None."""
+    return FLAGS[name].value if FLAGS[name].present else None
+
+
+def check_phases(*phases):
+    """Raises ValueError unless one of the named do_* flags is set."""
+    if not any(FLAGS[name].value for name in phases):
+        names = ", ".join(f"--{name}" for name in phases)
+        raise ValueError(f"Nothing to do: set at least one of {names}.")
+
+
+def check_embedding_clip():
+    """Raises ValueError where --original_embedding_clip cannot be had."""
+    if not FLAGS.original_embedding_clip:
+        return
+    if FLAGS.gradient_accumulation_steps > 1:
+        raise ValueError(
+            "--original_embedding_clip goes with no "
+            "--gradient_accumulation_steps above 1."
+        )
+
+
+def warn_of_unused_flags(warn):
+    """Calls `warn` once if flags of a dead platform were given."""
+    names = [
+        f"--{name}" for name in UNUSED_FLAGS if FLAGS[name].value is not None
+    ]
+    if names:
+        warn(f"{', '.join(names)} has no effect any more.")
+
+
+def check_output_dir(path):
+    """Makes the output directory. Raises OSError if it cannot be written."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        probe = os.path.join(path, f".probe-{os.getpid()}")
+        with open(probe, "w"):
+            pass
+        os.remove(probe)
+    except OSError as error:
+        raise OSError(
+            f"--output_dir={path} cannot be written: {error.strerror}."
+        ) from error
+
+
+def write_whole(path, text):
+    """Writes a text file that appears whole or not at all."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+        raise
+
+
+def read_json(path):
+    """Reads a JSON file. Raises ValueError naming file and place."""
+    with open(path, encoding="utf-8-sig") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def _raised_by_us(error):
+    """Whether an error was raised by this project's own code."""
+    here = pathlib.Path(__file__).resolve().parent
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    raiser = pathlib.Path(trace.tb_frame.f_code.co_filename).resolve()
+    return raiser.parent == here
+
+
+def run(main):
+    """Parses the flags and runs `main`.
+
+    What is wrong with the input ends in one sentence on stderr and exit code
+    1; any other error keeps its traceback."""
+
+    def guarded(argv):
+        script = os.path.basename(argv[0])
+        try:
+            if len(argv) > 1:
+                raise ValueError(
+                    f"{argv[1]!r} is not a flag. Write --flag=value; "
+                    "booleans are --flag, --noflag or --flag=false."
+                )
+            main(argv)
+        except (ValueError, OSError) as error:
+            if not isinstance(error, OSError) and not _raised_by_us(error):
+                raise
+            print(f"{script}: {error}", file=sys.stderr)
+            sys.exit(1)
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    app.run(guarded)

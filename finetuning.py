@@ -1,0 +1,533 @@
+"""The one trip of every fine-tuning script.
+
+Rows of a file -> examples -> features -> batches -> encoder -> head -> loss, or
+outputs -> scores and files -> SavedModel. `tasks.Task` says what differs from
+task to task; everything else is here, once. Flags: `common_flags.py`.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import statistics
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tqdm
+from absl import logging
+
+import checkpoints
+import common_flags
+import distribution
+import exporting
+import heads
+import input_pipeline
+import modeling
+import optimization
+import tasks
+import tokenization
+import training
+
+FLAGS = common_flags.FLAGS
+RUN_FILE = "run.json"
+PHASES = ("do_train", "do_eval", "do_predict", "do_export")
+SPLITS = {"do_train": "train", "do_eval": "eval", "do_predict": "predict"}
+
+
+def run(task):
+    """Does what the do_* flags ask for with one task.
+
+    Raises ValueError or OSError for whatever is wrong with flags and files,
+    before the long work starts and before a file is written."""
+    common_flags.check_phases(*PHASES)
+    common_flags.check_embedding_clip()
+    common_flags.warn_of_unused_flags(logging.warning)
+    task.check()
+    if FLAGS.num_seeds > 1:
+        return _run_seeds(task)
+    return Voyage(task, FLAGS.output_dir, FLAGS.seed).run()
+
+
+def _run_seeds(task):
+    """Runs the trip for several seeds and writes mean and deviation."""
+    if not (FLAGS.do_train and FLAGS.do_eval):
+        raise ValueError("--num_seeds needs --do_train and --do_eval.")
+    results = {}
+    for seed in range(FLAGS.seed, FLAGS.seed + FLAGS.num_seeds):
+        directory = os.path.join(FLAGS.output_dir, f"seed-{seed}")
+        results[seed] = Voyage(task, directory, seed).run()
+        keras.backend.clear_session()
+    lines = []
+    for key in sorted(next(iter(results.values()))):
+        values = [float(result[key]) for result in results.values()]
+        lines.append(f"{key} = {statistics.mean(values):.6g}\n")
+        lines.append(f"{key}_stdev = {statistics.stdev(values):.6g}\n")
+    for seed, result in results.items():
+        lines += [f"seed_{seed}_{k} = {v}\n" for k, v in sorted(result.items())]
+    path = os.path.join(FLAGS.output_dir, "eval_results.txt")
+    common_flags.write_whole(path, "".join(lines))
+    logging.info("Results of %d seeds:\n%s", len(results), "".join(lines))
+    return results
+
+
+# ------------------------------------------------------------- what is there
+
+
+def find_model(output_dir):
+    """Gives the tasks.ModelFiles of this run and its former run.json, or None.
+
+    Flags come first, then what lies beside --init_checkpoint, then what an
+    earlier run left in the output directory."""
+    former = read_run(output_dir)
+    source = FLAGS.init_checkpoint
+    config = common_flags.given("bert_config_file")
+    vocab = common_flags.given("vocab_file")
+    if source:
+        found_config, found_vocab = checkpoints.companion_files(source)
+        config, vocab = config or found_config, vocab or found_vocab
+    if former:
+        config = config or os.path.join(output_dir, "bert_config.json")
+        vocab = vocab or os.path.join(output_dir, "vocab.txt")
+    for flag, path in (("bert_config_file", config), ("vocab_file", vocab)):
+        if not path:
+            beside = f" beside {source}" if source else ""
+            raise ValueError(
+                f"--{flag} is not given, and there is no such file{beside}."
+            )
+        if not os.path.exists(path):
+            raise ValueError(f"--{flag}={path} does not exist.")
+    lower = common_flags.given("do_lower_case")
+    lower = tokenization.resolve_casing(
+        lower, source or (output_dir if former else os.path.dirname(vocab))
+    )
+    return tasks.ModelFiles(source, config, vocab, lower), former
+
+
+def read_run(output_dir):
+    """The run.json of an output directory, or None without one."""
+    path = os.path.join(output_dir, RUN_FILE)
+    return common_flags.read_json(path) if os.path.exists(path) else None
+
+
+def _digest(path):
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+
+
+# ------------------------------------------------------------------ the trip
+
+
+class Voyage:
+    """One run of one task in one output directory."""
+
+    def __init__(self, task, output_dir, seed):
+        self.task, self.output_dir, self.seed = task, output_dir, seed
+        self.files, self.former = find_model(output_dir)
+        self.config = checkpoints.load_config(self.files.config_file)
+        self._check_length()
+        task.tokenizer = tokenization.FullTokenizer(
+            self.files.vocab_file, self.files.do_lower_case
+        )
+        tokenization.check_vocab(
+            task.tokenizer.vocab,
+            self.config.vocab_size,
+            self.files.vocab_file,
+            needed=("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
+        )
+        if self.former and self.former.get("task") == task.name:
+            task.restore(self.former["description"])
+        self.sets, self.tables = {}, {}
+        self.best = None
+
+    def _check_length(self):
+        limit = self.config.max_position_embeddings
+        if limit < FLAGS.max_seq_length:
+            raise ValueError(
+                f"--max_seq_length={FLAGS.max_seq_length} exceeds "
+                f"max_position_embeddings={limit} of "
+                f"{self.files.config_file}. Lower the flag, or see README "
+                '"Long documents".'
+            )
+
+    def run(self):
+        """Reads, trains, scores, predicts, exports; gives the dev metrics."""
+        self._read()
+        self._check_directory()
+        common_flags.check_output_dir(self.output_dir)
+        self._build()
+        self._check_checkpoint()
+        self._write_run()
+        self._write_records()
+        if FLAGS.do_train:
+            self._train()
+        else:
+            self._load_trained()
+        results = {}
+        if FLAGS.do_eval and self.is_chief:
+            results = self._evaluate()
+        if FLAGS.do_predict and self.is_chief:
+            self._predict()
+        if FLAGS.do_export and self.is_chief:
+            self._export()
+        return results
+
+    # ---- reading
+
+    def _read(self):
+        """Reads and featurizes every set that is asked for."""
+        for phase, split in SPLITS.items():
+            if not FLAGS[phase].value:
+                continue
+            sets = self.task.examples(split)
+            for suffix, examples in sets.items():
+                if not examples:
+                    raise ValueError(f"The {split}{suffix} set has no rows.")
+                self.sets[split + suffix] = examples
+                self.tables[split + suffix] = self._featurize(examples, split)
+
+    def _featurize(self, examples, split):
+        rows, owners = [], []
+        for number, example in enumerate(examples):
+            for row in self.task.featurize(example):
+                rows.append(row)
+                owners.append(number)
+        if not rows:
+            raise ValueError(
+                f"None of the {len(examples)} {split} examples gives a row."
+            )
+        spec = self.task.feature_spec()
+        table = input_pipeline.FeatureTable(spec, rows, self.task.group)
+        table.owners = np.array(owners)
+        logging.info(
+            "%s: %d examples, %d rows, %d tokens, longest %d",
+            split,
+            len(examples),
+            len(rows),
+            table.lengths.sum(),
+            table.lengths.max(),
+        )
+        return table
+
+    def _description(self):
+        return {
+            "task": self.task.name,
+            "description": self.task.describe(),
+            "do_lower_case": self.files.do_lower_case,
+            "hidden_size": self.config.hidden_size,
+            "num_hidden_layers": self.config.num_hidden_layers,
+            "vocab_sha256": _digest(self.files.vocab_file),
+        }
+
+    def _check_directory(self):
+        """Raises ValueError where the directory is another run's."""
+        if not self.former:
+            steps = training.checkpoint_steps(pathlib.Path(self.output_dir))
+            if not (FLAGS.do_train or steps or self.files.checkpoint):
+                raise ValueError(
+                    f"There is no model: {self.output_dir} holds no trained "
+                    "checkpoint. Add --do_train or --init_checkpoint."
+                )
+            return
+        for key, ours in self._description().items():
+            theirs = self.former.get(key)
+            if theirs != ours:
+                raise ValueError(
+                    f"--output_dir={self.output_dir} belongs to another run: "
+                    f"its {key} is {_short(theirs)}, this one's is "
+                    f"{_short(ours)}. Choose another directory."
+                )
+
+    def _write_run(self):
+        """Makes the output directory describe itself, once and whole."""
+        if self.former or not self.is_chief:
+            return
+        run = self._description() | {
+            "seed": self.seed,
+            "flags": {
+                name: FLAGS[name].value for name in FLAGS if FLAGS[name].present
+            },
+            "versions": {
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+            },
+        }
+        directory = pathlib.Path(self.output_dir)
+        common_flags.write_whole(
+            directory / "bert_config.json", self.config.to_json_string()
+        )
+        temporary = directory / f"vocab.txt.{os.getpid()}.tmp"
+        shutil.copyfile(self.files.vocab_file, temporary)
+        os.replace(temporary, directory / "vocab.txt")
+        common_flags.write_whole(
+            directory / RUN_FILE, json.dumps(run, indent=1) + "\n"
+        )
+
+    def _write_records(self):
+        if not (FLAGS.write_records and self.is_chief):
+            return
+        names = {"train": "train", "eval": "eval", "predict": "predict"}
+        for key, table in self.tables.items():
+            if key in names:
+                table.write(os.path.join(self.output_dir, f"{key}.tf_record"))
+
+    # ---- the model
+
+    def _build(self):
+        """Makes strategy and model, and loads --init_checkpoint."""
+        self.strategy = distribution.make_strategy(
+            FLAGS.distribution_strategy,
+            FLAGS.use_tpu,
+            FLAGS.tpu_name,
+            FLAGS.num_tpu_cores,
+        )
+        self.is_chief = distribution.is_chief(self.strategy)
+        if FLAGS.do_train:
+            distribution.per_replica_batch_size(
+                FLAGS.train_batch_size,
+                self.strategy,
+                FLAGS.gradient_accumulation_steps,
+            )
+        distribution.make_deterministic(self.seed)
+        padded = FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
+        self._length = FLAGS.max_seq_length if padded else None
+        policy = distribution.dtype_policy(FLAGS.precision)
+        with self.strategy.scope():
+            encoder = modeling.BertModel(
+                self.config, dtype=policy, padded=padded
+            )
+            head = self.task.head(self.config, encoder.dtype_policy, padded)
+            self.model = heads.TaskModel(encoder, head)
+        if FLAGS.run_eagerly:
+            tf.config.run_functions_eagerly(True)
+        self._predictor = distribution.Predictor(
+            self.model, self.strategy, FLAGS.run_eagerly
+        )
+
+    def _check_checkpoint(self):
+        if self.files.checkpoint:
+            checkpoints.load_checkpoint(self.files.checkpoint, self.model)
+        elif FLAGS.do_train and not self.former:
+            logging.warning("No --init_checkpoint: training from new weights.")
+
+    def _load_trained(self):
+        """Loads the best or newest checkpoint of the output directory."""
+        directory = pathlib.Path(self.output_dir)
+        prefix = tf.train.latest_checkpoint(str(directory / "best"))
+        prefix = prefix or tf.train.latest_checkpoint(str(directory))
+        self.global_step = 0
+        if prefix is None:
+            logging.warning(
+                "%s holds no trained checkpoint: the weights are those of "
+                "--init_checkpoint.",
+                self.output_dir,
+            )
+            return
+        self.global_step = _load_state(prefix, self.model)
+
+    # ---- training
+
+    def _train(self):
+        table = self.tables["train"]
+        batch = FLAGS.train_batch_size
+        examples = len(self.sets["train"])
+        rows = len(table)
+        steps = int(rows / batch * FLAGS.num_train_epochs)
+        if steps < 1:
+            raise ValueError(
+                f"{rows} training rows, --train_batch_size={batch} and "
+                f"--num_train_epochs={FLAGS.num_train_epochs} give no single "
+                "step. Lower the batch size or raise the epochs."
+            )
+        logging.info(
+            "***** Running training ***** examples %d, rows %d, batch size "
+            "%d, steps %d",
+            examples,
+            rows,
+            batch,
+            steps,
+        )
+        trainer = self._trainer(steps, max(1, rows // batch))
+        evaluate = self._dev_scores if self._wants_evaluation() else None
+        dataset_fn = input_pipeline.training_batches(
+            table, batch, steps, self.seed, self._length
+        )
+        result = trainer.train(dataset_fn, evaluate)
+        self.result, self.global_step = result, result.global_step
+        if evaluate is not None and result.best_checkpoint:
+            self.global_step = _load_state(result.best_checkpoint, self.model)
+            logging.info("Going on with the best: %s", result.best_checkpoint)
+
+    def _wants_evaluation(self):
+        wanted = FLAGS.eval_steps or FLAGS.early_stopping_patience
+        wanted = wanted or FLAGS.best_metric
+        if wanted and "eval" not in self.tables:
+            raise ValueError(
+                "--eval_steps, --best_metric and --early_stopping_patience "
+                "need --do_eval."
+            )
+        return bool(wanted)
+
+    def _trainer(self, steps, steps_per_epoch):
+        warmup = FLAGS.num_warmup_steps
+        if warmup is None:
+            warmup = int(steps * FLAGS.warmup_proportion)
+        layers = self.config.num_hidden_layers
+        freeze = FLAGS.freeze_layers
+        with self.strategy.scope():
+            optimizer = optimization.create_optimizer(
+                FLAGS.learning_rate,
+                steps,
+                warmup,
+                optimizer=FLAGS.optimizer,
+                schedule=FLAGS.schedule,
+                warmup_schedule=FLAGS.warmup_schedule,
+                layer_decay=FLAGS.layer_decay,
+                freeze_layers=None if freeze == 0 else max(freeze, 0),
+                num_hidden_layers=layers,
+                original_embedding_clip=FLAGS.original_embedding_clip,
+            )
+        on_tpu = self._length is not None
+        return training.Trainer(
+            self.model,
+            optimizer,
+            self.strategy,
+            self.output_dir,
+            steps,
+            FLAGS.train_batch_size,
+            seed=self.seed,
+            accumulation_steps=FLAGS.gradient_accumulation_steps,
+            save_checkpoints_steps=FLAGS.save_checkpoints_steps,
+            steps_per_loop=FLAGS.iterations_per_loop if on_tpu else 10,
+            log_steps=FLAGS.log_steps,
+            run_eagerly=FLAGS.run_eagerly,
+            tensorboard=FLAGS.tensorboard,
+            eval_steps=FLAGS.eval_steps,
+            steps_per_epoch=steps_per_epoch,
+            best_metric=(FLAGS.best_metric or self.task.best_metric)
+            if self._wants_evaluation()
+            else None,
+            early_stopping_patience=FLAGS.early_stopping_patience,
+            load_checkpoint=_load_state,
+        )
+
+    # ---- scores and answers
+
+    def outputs(self, key, batch_size):
+        """Runs the model over a set: {output name: one entry per row}."""
+        table = self.tables[key]
+        collected = {}
+        batches = input_pipeline.sorted_batches(table, batch_size, self._length)
+        count = -(-len(table) // batch_size)
+        order = []
+
+        def features():
+            for rows, batch in tqdm.tqdm(
+                batches, key, count, disable=None, leave=False
+            ):
+                order.append(rows)
+                yield batch
+
+        for batch in self._predictor.batches(features()):
+            for name, value in batch.items():
+                if name in self.task.sequence_outputs:
+                    sizes = table.lengths[order[-1]]
+                    value = [
+                        row[:size]
+                        for row, size in zip(value, sizes, strict=True)
+                    ]
+                collected.setdefault(name, []).extend(value)
+        places = np.argsort(np.concatenate(order))
+        outputs = {
+            name: [values[place] for place in places]
+            if name in self.task.sequence_outputs
+            else np.asarray(values)[places]
+            for name, values in collected.items()
+        }
+        outputs["example"] = table.owners
+        return outputs
+
+    def _dev_scores(self):
+        """The metrics of all dev sets."""
+        scores = {}
+        for key, examples in self.sets.items():
+            if not key.startswith("eval"):
+                continue
+            outputs = self.outputs(key, FLAGS.eval_batch_size)
+            found = self.task.score(examples, outputs, FLAGS.eval_batch_size)
+            suffix = key.removeprefix("eval")
+            scores |= {name + suffix: value for name, value in found.items()}
+            self.dev = (examples, outputs)
+        return scores
+
+    def _evaluate(self):
+        results = {}
+        written = []
+        for key, examples in self.sets.items():
+            if not key.startswith("eval"):
+                continue
+            suffix = key.removeprefix("eval")
+            outputs = self.outputs(key, FLAGS.eval_batch_size)
+            found = self.task.score(examples, outputs, FLAGS.eval_batch_size)
+            results |= {name + suffix: value for name, value in found.items()}
+            written += self.task.write_evaluation(
+                examples, outputs, self.output_dir, suffix
+            )
+            if FLAGS.report:
+                written.append(self._report(examples, outputs, suffix, found))
+        results["global_step"] = self.global_step
+        lines = [f"{key} = {results[key]}\n" for key in sorted(results)]
+        path = os.path.join(self.output_dir, "eval_results.txt")
+        common_flags.write_whole(path, "".join(lines))
+        logging.info("***** Eval results *****\n%s", "".join(lines))
+        _log_written([path, *written])
+        return results
+
+    def _report(self, examples, outputs, suffix, scores):
+        import reports
+
+        path = os.path.join(self.output_dir, f"report{suffix}.html")
+        losses = getattr(getattr(self, "result", None), "losses", None)
+        content = self.task.report(examples, outputs)
+        reports.write(path, self.task.name, scores, content, losses)
+        return path
+
+    def _predict(self):
+        written = []
+        for key, examples in self.sets.items():
+            if key.startswith("predict"):
+                outputs = self.outputs(key, FLAGS.predict_batch_size)
+                suffix = key.removeprefix("predict")
+                written += self.task.write(
+                    examples, outputs, self.output_dir, suffix
+                )
+        _log_written(written)
+
+    def _export(self):
+        path = os.path.join(self.output_dir, "saved_model", "1")
+        exporting.export(
+            path,
+            self.model,
+            self.task,
+            self.files.vocab_file,
+            self.files.do_lower_case,
+        )
+        _log_written([path])
+
+
+def _load_state(prefix, model, optimizer=None):
+    """Loads a checkpoint of this very model; gives its global step."""
+    checkpoints.load_checkpoint(prefix, model, what="all")
+    if optimizer is not None:
+        return checkpoints.load_training_state(prefix, model, optimizer)
+    return int(checkpoints.CheckpointReader(prefix).read("global_step"))
+
+
+def _log_written(paths):
+    for path in paths:
+        logging.info("Wrote %s", path)
+
+
+def _short(value):
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) < 120 else text[:117] + "..."

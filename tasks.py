@@ -1,0 +1,115 @@
+"""What a fine-tuning task has to say for itself; see `finetuning.py`.
+
+A script such as run_classifier.py is its flags and one subclass of `Task`.
+"""
+
+from typing import NamedTuple
+
+import records
+
+
+class ModelFiles(NamedTuple):
+    """Where a model comes from, and what text it reads."""
+
+    checkpoint: str | None
+    config_file: str
+    vocab_file: str
+    do_lower_case: bool
+
+
+class Row(NamedTuple):
+    """One output row of the model and the example it belongs to."""
+
+    example: int
+    features: dict
+
+
+def token_features(max_seq_length):
+    """The three features of every model: ids, mask, segments."""
+    return [
+        records.Feature(name, "int64", max_seq_length, True)
+        for name in ("input_ids", "input_mask", "segment_ids")
+    ]
+
+
+class Task:
+    """Examples, features, head, scores and files of one kind of task.
+
+    The trip is the same for all: `examples` -> `featurize` -> batches -> the
+    encoder -> `head` -> loss, or outputs -> `score` and `write` -> `export`.
+    Set by the trip before it starts: `tokenizer` (FullTokenizer).
+    """
+
+    name = "task"
+    best_metric = "eval_accuracy"
+    sequence_outputs = ()  # outputs that have the token axis
+    group = 1  # token sequences in one row
+
+    tokenizer = None
+
+    def check(self):
+        """Raises ValueError for flags that cannot work. No file is read."""
+
+    def describe(self):
+        """A dict for run.json: what prediction and export need later.
+
+        Asked after the training examples were read."""
+        return {}
+
+    def restore(self, description):
+        """Takes the `describe` of the run that trained the model."""
+
+    def examples(self, split):
+        """Gives {suffix: list of examples} of "train", "eval" or "predict".
+
+        The suffix marks the metrics of further sets ("_mm"); the first is "".
+        Raises ValueError with file and line for what is wrong."""
+        raise NotImplementedError
+
+    def featurize(self, example):
+        """Gives the example's rows: dicts by the names of `feature_spec`.
+
+        Token features are not padded; `input_mask` may be left out."""
+        raise NotImplementedError
+
+    def feature_spec(self):
+        """The records.FeatureSpec that writes and parses the rows."""
+        raise NotImplementedError
+
+    def head(self, config, dtype, padded):
+        """Gives the heads.Head of the model."""
+        raise NotImplementedError
+
+    def score(self, examples, outputs, batch_size):
+        """Gives the metrics of a set, {"eval_...": number}.
+
+        `outputs` is {name: one entry per row}, and outputs["example"] the
+        number of the example that each row belongs to."""
+        raise NotImplementedError
+
+    def write(self, examples, outputs, directory, suffix):
+        """Writes the predictions; gives the list of paths."""
+        raise NotImplementedError
+
+    def write_evaluation(self, examples, outputs, directory, suffix):
+        """Writes files beside eval_results.txt, if the task has any."""
+        return []
+
+    def text_inputs(self):
+        """The names of the strings that the exported model takes."""
+        raise NotImplementedError
+
+    def serve(self, texts, tokenizer, call):
+        """Answers raw strings, in graph ops: {output name: tensor}.
+
+        `texts` are string tensors [B] by name, `tokenizer` an
+        InGraphTokenizer, `call` takes features and gives the head's dict."""
+        raise NotImplementedError
+
+    def serving_outputs(self, outputs):
+        """Picks and names what the signatures on ids answer with."""
+        return outputs
+
+    def report(self, examples, outputs):
+        """What report.html shows of the dev set; see `reports.py`."""
+        return None
