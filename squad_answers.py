@@ -1,11 +1,13 @@
 """Answers of reading comprehension from the logits of spans.
 
 By default an answer is the slice of the raw passage from its first to its last
-piece, with its character offsets. The original alignment guesses it from the
-pieces and the white-space words around them, as run_squad.py of
-google-research/bert does, quirks included. Which spans compete is the same in
-both: the n best starts and ends of each window. Everything up to the n-best
-list is worked out with numpy for many windows at once.
+piece, with its character offsets; as in the original, blanks in a row (space,
+tab, line ends, U+202F) become one space. An answer may start or end inside a
+word, where a piece does. The original alignment guesses it from the pieces and
+the white-space words around them, as run_squad.py of google-research/bert
+does, quirks included. Which spans compete is the same in both: the n best
+starts and ends of each window. Everything up to the n-best list is worked out
+with numpy for many windows at once.
 Letters: W windows, L positions.
 """
 
@@ -14,6 +16,7 @@ import functools
 import json
 import math
 import os
+import re
 
 import numpy as np
 
@@ -23,6 +26,7 @@ import tokenization
 # that every threshold says "no answer", and finite, as JSON needs it.
 NO_SPAN_ODDS = 10000.0
 _WINDOWS_AT_ONCE = 256
+_BLANKS = re.compile("[ \t\r\n\u202f]+")
 
 
 # --- the original's small functions -------------------------------------------
@@ -412,7 +416,7 @@ class _Chooser:
         if not self.settings.original_alignment:
             first = int(window["starts"][start - offset])
             last = int(window["ends"][end - offset])
-            text = self.example.context_text[first:last]
+            text = _BLANKS.sub(" ", self.example.context_text[first:last])
             return _Entry(text, start_logit, end_logit, first, last)
         ids = window["input_ids"][start : end + 1].tolist()
         pieces = " ".join(self.settings.tokenizer.convert_ids_to_tokens(ids))
