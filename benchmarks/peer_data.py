@@ -1,0 +1,183 @@
+"""Files and scores of the other side of the comparisons, without our modules.
+
+Read by peer_transformers.py in an interpreter that may lack TensorFlow, so the
+formats and scores are written here a second time on purpose: a fault of our
+own readers cannot hide in both sides.
+"""
+
+import collections
+import csv
+import json
+import os
+import re
+import string
+
+# -- Files ------------------------------------------------------------------
+
+
+def read_lines(path, encoding="utf-8-sig"):
+    """The lines of a file without their ends, blank ones left out."""
+    with open(path, encoding=encoding, newline="\n") as stream:
+        lines = [line.rstrip("\n").rstrip("\r") for line in stream]
+    return [line for line in lines if line.strip()]
+
+
+def _columns(label, *texts, header=False):
+    """A reader of tab-separated rows: (texts, label) from these columns."""
+
+    def read(path):
+        rows = [line.split("\t") for line in read_lines(path)]
+        return [
+            (tuple(row[i] for i in texts), row[label])
+            for row in rows[1 if header else 0 :]
+        ]
+
+    return read
+
+
+def read_trec(path):
+    """Questions and their coarse class, from `COARSE:fine text` in Latin-1."""
+    rows = []
+    for line in read_lines(path, "latin-1"):
+        label, _, text = line.partition(" ")
+        rows.append(((text,), label.partition(":")[0]))
+    return rows
+
+
+def read_agnews(path):
+    """Title and description, and the class 1 to 4, from quoted CSV."""
+    with open(path, encoding="utf-8", newline="") as stream:
+        return [
+            ((row[1].replace("\\", " "), row[2].replace("\\", " ")), row[0])
+            for row in csv.reader(stream)
+        ]
+
+
+def read_tsv(path):
+    """Rows of a file with the columns label, text_a and perhaps text_b."""
+    header, *rows = [line.split("\t") for line in read_lines(path)]
+    place = {name: i for i, name in enumerate(header)}
+    texts = [place[n] for n in ("text_a", "text_b") if n in place]
+    return [(tuple(row[i] for i in texts), row[place["label"]]) for row in rows]
+
+
+READERS = {
+    "sst2": _columns(1, 0),
+    "cola": _columns(1, 3),
+    "mrpc": _columns(0, 3, 4, header=True),
+    "stsb": _columns(4, 5, 6),
+    "goemotions": _columns(1, 0),
+    "trec": read_trec,
+    "agnews": read_agnews,
+    "tsv": read_tsv,
+}
+
+
+def read_conll(path):
+    """Sentences as (words, tags): first and last column, no -DOCSTART-."""
+    sentences, words, tags = [], [], []
+    with open(path, encoding="utf-8", newline="\n") as stream:
+        lines = [*stream, "\n"]
+    for line in lines:
+        cells = line.split()
+        if cells and cells[0] != "-DOCSTART-":
+            words.append(cells[0])
+            tags.append(cells[-1])
+        elif words:
+            sentences.append((words, tags))
+            words, tags = [], []
+    return sentences
+
+
+def read_squad(path):
+    """Questions of a SQuAD file as dicts, those without an answer included."""
+    with open(path, encoding="utf-8") as stream:
+        data = json.load(stream)["data"]
+    return [
+        {
+            "id": question["id"],
+            "question": question["question"].strip(),
+            "context": paragraph["context"],
+            "answers": question.get("answers", []),
+        }
+        for article in data
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def write_lines(path, lines):
+    """Writes a text file, whole or not at all."""
+    with open(f"{path}.part", "w", encoding="utf-8") as stream:
+        stream.writelines(f"{line}\n" for line in lines)
+    os.replace(f"{path}.part", path)
+
+
+# -- Scores -----------------------------------------------------------------
+
+
+def classification_score(data, wanted, outputs):
+    """The usual score of a data set: its name and a value from 0 to 1."""
+    from scipy import stats
+    from sklearn import metrics
+
+    if data == "stsb":
+        return "pearson", float(stats.pearsonr(wanted, outputs)[0])
+    if data == "goemotions":
+        value = metrics.f1_score(wanted, outputs, average="micro")
+        return "micro_f1", float(value)
+    if data == "cola":
+        return "mcc", float(metrics.matthews_corrcoef(wanted, outputs))
+    return "accuracy", float(metrics.accuracy_score(wanted, outputs))
+
+
+def spans(tags):
+    """The typed spans of a tag sequence in IOB1 or IOB2, as a set.
+
+    An I- after O or after another type opens a span, as in CoNLL's script."""
+    found, start, kind = set(), None, None
+    for i, tag in enumerate([*tags, "O"]):
+        prefix, _, name = tag.partition("-")
+        if kind is not None and (prefix != "I" or name != kind):
+            found.add((start, i, kind))
+            kind = None
+        if prefix != "O" and kind is None:
+            start, kind = i, name
+    return found
+
+
+def span_f1(wanted, outputs):
+    """F1 over the spans of all sentences."""
+    right = sum(
+        len(spans(a) & spans(b)) for a, b in zip(wanted, outputs, strict=True)
+    )
+    total = sum(len(spans(tags)) for tags in [*wanted, *outputs])
+    return 2 * right / total if total else 0.0
+
+
+def normal_answer(text):
+    """An answer as SQuAD compares it: lower case, no article, no points."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def answer_f1(text, gold):
+    """Word F1 of two answers; 1 where both are empty."""
+    ours, theirs = normal_answer(text).split(), normal_answer(gold).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = sum(
+        (collections.Counter(ours) & collections.Counter(theirs)).values()
+    )
+    return 2 * common / (len(ours) + len(theirs))
+
+
+def squad_score(questions, predictions):
+    """(exact match, F1) from 0 to 1, the best over the gold answers."""
+    exact = f1 = 0.0
+    for question in questions:
+        text = predictions[question["id"]]
+        golds = [answer["text"] for answer in question["answers"]] or [""]
+        exact += max(normal_answer(text) == normal_answer(g) for g in golds)
+        f1 += max(answer_f1(text, gold) for gold in golds)
+    return exact / len(questions), f1 / len(questions)
