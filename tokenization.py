@@ -3,7 +3,7 @@
 Gives token for token what google-research/bert gave in 2018, with the
 Unicode tables of the running Python. Run as a script it learns a vocabulary:
 
-    python tokenization.py --input_file='corpus/*.txt' \
+    python tokenization.py --input_file='corpus/*.txt' \\
         --vocab_file=vocab.txt --vocab_size=30522 --do_lower_case=true
 
 See vocabulary.py for that part. Nothing here imports TensorFlow.
@@ -687,12 +687,12 @@ class FullTokenizer:
         return places
 
 
-def main():
-    """Learns a vocabulary: the command line of vocabulary.py."""
+if __name__ == "__main__":
+    from absl import flags
+
+    import common_flags
     import vocabulary
 
-    vocabulary.run()
-
-
-if __name__ == "__main__":
-    main()
+    vocabulary.define_flags()
+    flags.adopt_module_key_flags(vocabulary)
+    common_flags.run(vocabulary.main)
