@@ -203,6 +203,14 @@ def answers_from_logits(
         tokenizer=tokenizer,
         do_lower_case=do_lower_case,
     )
+    return _choose_all(
+        examples, windows, start_logits, end_logits, null_logits, settings
+    )
+
+
+def _choose_all(
+    examples, windows, start_logits, end_logits, null_logits, settings
+):
     for name, rows in (("start", start_logits), ("end", end_logits)):
         if len(rows) != len(windows):
             raise ValueError(
@@ -220,7 +228,7 @@ def answers_from_logits(
         for index in group:
             chooser = _Chooser(examples[index], table, settings)
             own = by_example[index]
-            chooser.choose(own, None if null_logits is None else null_logits)
+            chooser.choose(own, null_logits)
             chooser.store(answers)
     return answers
 

@@ -159,7 +159,7 @@ class _Reader:
             value = json.loads(line)
         except ValueError:
             return False
-        return isinstance(value, dict) and "data" not in value
+        return isinstance(value, dict) and "documents" in value
 
     def _read_json(self):
         try:
