@@ -366,7 +366,7 @@ class InGraphTokenizer(tf.Module):
         }
 
     def self_test(self, texts=SELF_TEST_TEXTS):
-        """Raises RuntimeError unless ids and places equal `FullTokenizer`'s.
+        """Raises ValueError unless ids and places equal `FullTokenizer`'s.
 
         Guards against a tensorflow-text that builds a wrong table without a
         word (2.20.0 did for some vocabularies)."""
@@ -376,7 +376,7 @@ class InGraphTokenizer(tf.Module):
             pieces, starts, ends = self._python.tokenize_with_offsets(text)
             ids = self._python.convert_tokens_to_ids(pieces)
             if (ids, starts, ends) != row:
-                raise RuntimeError(
+                raise ValueError(
                     f"The graph tokenizer of {self._python.vocab_file} gives "
                     f"{row} for {text!r}, FullTokenizer {(ids, starts, ends)}."
                     " Install tensorflow-text 2.20.1 or later."

@@ -11,6 +11,7 @@ from conftest import ROOT
 
 LEVELS = {
     0: {
+        "checkpoint_names",
         "classification_data",
         "common_flags",
         "masking",

@@ -221,7 +221,7 @@ def test_self_test_notices(tmp_path):
     graph = tokenization_ops.InGraphTokenizer(path)
     graph.self_test()
     graph._ids = tf.constant([2, 1, 0])
-    with pytest.raises(RuntimeError, match="tensorflow-text 2.20.1"):
+    with pytest.raises(ValueError, match="tensorflow-text 2.20.1"):
         graph.self_test()
 
 
