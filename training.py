@@ -275,7 +275,7 @@ class Trainer:
             import checkpoints
 
             self.save_checkpoint = checkpoints.save_checkpoint
-            self.load_checkpoint = checkpoints.load_checkpoint
+            self.load_checkpoint = checkpoints.restore_checkpoint
         self.is_chief = distribution.is_chief(self.strategy)
         self._workers = distribution.num_workers(self.strategy)
         self._evaluate_every = (
