@@ -22,6 +22,7 @@ LEVELS = {
         "records",
         "squad_answers",
         "squad_data",
+        "squad_metrics",
         "text_files",
         "tokenization",
     },
