@@ -96,7 +96,9 @@ class Draws:
 
     def random(self) -> float:
         """A float in [0, 1)."""
-        position = self.reserve(2)
+        position = self._position
+        if position + 2 > self._size:
+            position = self.reserve(2)
         self._position = position + 2
         return self.floats[position]
 
@@ -108,7 +110,9 @@ class Draws:
             raise ValueError(f"cannot draw a number below {limit}")
         shift = 32 - limit.bit_length()
         while True:
-            position = self.reserve(1)
+            position = self._position
+            if position >= self._size:
+                position = self.reserve(1)
             self._position = position + 1
             value = self.words[position] >> shift
             if value < limit:
@@ -131,15 +135,17 @@ class Draws:
         `rng.shuffle(items); items[:count]`."""
         count = len(items) if count is None else count
         i = len(items) - 1
+        position = self.reserve(3 * i + 64)  # nearly always enough
+        leading = self._leading
         while i > 0:
             bits = (i + 1).bit_length()
             lowest = (1 << bits - 1) - 1  # the last i of as many bits
-            wanted = 2 * (i - lowest) + 32
-            position = self.reserve(wanted)
-            leading = self._leading_bits(bits)[position : position + wanted]
+            if bits not in leading:
+                leading[bits] = (self._words >> (32 - bits)).tolist()
+            draws = leading[bits][position : position + 2 * (i - lowest) + 32]
             start, refused = i, 0
             if lowest >= count:  # what comes to place i is never looked at
-                for j in leading:
+                for j in draws:
                     if j <= i:
                         items[j] = items[i]
                         i -= 1
@@ -148,7 +154,7 @@ class Draws:
                     else:
                         refused += 1
             else:
-                for j in leading:
+                for j in draws:
                     if j <= i:
                         items[i], items[j] = items[j], items[i]
                         i -= 1
@@ -156,14 +162,13 @@ class Draws:
                             break
                     else:
                         refused += 1
-            self._position = position + start - i + refused
+            position += start - i + refused
+            if not draws:
+                self._position = position
+                position = self.reserve(3 * i + 64)
+                leading = self._leading
+        self._position = position
         return items[:count]
-
-    def _leading_bits(self, bits: int) -> Sequence[int]:
-        """The leading bits of every word, as a sequence of integers."""
-        if bits not in self._leading:
-            self._leading[bits] = (self._words >> (32 - bits)).tolist()
-        return self._leading[bits]
 
 
 class Masker:
@@ -198,9 +203,7 @@ class Masker:
         self.draw_per_word = draw_per_word
         self._mask_id = vocab["[MASK]"]
         self._vocab_ids = list(vocab.values())
-        self._is_later = bytearray(max(self._vocab_ids) + 1)
-        for token, index in vocab.items():
-            self._is_later[index] = token.startswith("##")
+        self._is_later = later_pieces(vocab)
         weights = [1 / n for n in range(1, max_ngram + 1)]
         self._ngram_bounds = [
             bound / sum(weights) for bound in accumulate(weights)
@@ -421,6 +424,9 @@ def later_pieces(vocab: dict[str, int]) -> bytes:
     return bytes(flags)
 
 
-def share_of_chinese(text: str) -> float:
-    """The share of the characters that are Chinese, 0 for an empty text."""
-    return sum(map(len, _CJK_RUN.findall(text))) / max(1, len(text))
+def chinese_pieces(vocab: dict[str, int]) -> bytes:
+    """For each id 1 where the token is a single Chinese character, else 0."""
+    flags = bytearray(max(vocab.values()) + 1)
+    for token, index in vocab.items():
+        flags[index] = len(token) == 1 and bool(_CJK_RUN.match(token))
+    return bytes(flags)

@@ -343,17 +343,18 @@ class InstanceSampler:
         flags = self._corpus.flags
         unmasked = self._options.unmasked
         for a, a_end, b, b_end, is_random in self._pairs(document_index):
-            front_a, back_a, front_b, back_b = truncate_seq_pair(
-                a_end - a, b_end - b, limit, draws
-            )
             truncated = a_end - a + b_end - b > limit
-            a, a_end = a + front_a, a_end - back_a
-            b, b_end = b + front_b, b_end - back_b
-            tokens = [cls, *ids[a:a_end], sep]
-            separator = len(tokens) - 1
-            if not single:
-                tokens += ids[b:b_end]
-                tokens.append(sep)
+            if truncated:
+                front_a, back_a, front_b, back_b = truncate_seq_pair(
+                    a_end - a, b_end - b, limit, draws
+                )
+                a, a_end = a + front_a, a_end - back_a
+                b, b_end = b + front_b, b_end - back_b
+            separator = a_end - a + 1
+            if single:
+                tokens = [cls, *ids[a:a_end], sep]
+            else:
+                tokens = [cls, *ids[a:a_end], sep, *ids[b:b_end], sep]
             continues = None
             if flags:
                 continues = b"\0%b\0" % flags[a:a_end]

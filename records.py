@@ -70,7 +70,7 @@ def unmasked_spec(max_seq_length: int) -> "FeatureSpec":
     )
 
 
-class _Varints(dict):
+class Varints(dict):
     """Integer -> its protocol buffer bytes; small ones are remembered."""
 
     def __missing__(self, value):
@@ -94,12 +94,12 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-_VARINTS = _Varints()
+VARINTS = Varints()  # b"".join(map(VARINTS.__getitem__, values)) packs values
 
 
 def _tagged(field: int, payload: bytes) -> bytes:
     """A length-delimited protocol buffer field."""
-    return _VARINTS[field << 3 | 2] + _VARINTS[len(payload)] + payload
+    return VARINTS[field << 3 | 2] + VARINTS[len(payload)] + payload
 
 
 class FeatureSpec:
@@ -152,23 +152,31 @@ class FeatureSpec:
         that is too short is padded with 0.
 
         Raises ValueError for a missing feature and for one that is too long."""
-        parts = []
-        for name, feature in self._features.items():
-            try:
-                value = values[name]
-            except KeyError:
-                raise ValueError(f"feature {name!r} has no value") from None
-            payload = _encode_values(feature, value)
-            prefixes = self._prefixes[name]
-            try:
-                parts.append(prefixes[len(payload)])
-            except KeyError:
-                prefix = _entry_prefix(feature, len(payload))
-                prefixes[len(payload)] = prefix
-                parts.append(prefix)
-            parts.append(payload)
+        entry = self.entry
+        try:
+            return self.join([entry(x, values[x]) for x in self._features])
+        except KeyError as error:
+            raise ValueError(f"feature {error} has no value") from None
+
+    def entry(self, name: str, value) -> bytes:
+        """One feature encoded; worth keeping where it comes back often."""
+        feature = self._features[name]
+        payload = _encode_values(feature, value)
+        prefixes = self._prefixes[name]
+        prefix = prefixes.get(len(payload))
+        if prefix is None:
+            prefix = _entry_prefix(feature, len(payload))
+            prefixes[len(payload)] = prefix
+        return prefix + payload
+
+    def prefix(self, name: str, size: int) -> bytes:
+        """What stands in a record before `size` bytes of packed values."""
+        return _entry_prefix(self._features[name], size)
+
+    def join(self, parts: Iterable[bytes]) -> bytes:
+        """The record made of all entries in order, whole or in parts."""
         body = b"".join(parts)
-        return b"\x0a" + _VARINTS[len(body)] + body
+        return b"\x0a" + VARINTS[len(body)] + body
 
     def decode(self, record: bytes) -> dict[str, np.ndarray]:
         """A serialized tf.train.Example as arrays, int64 or float32.
@@ -211,7 +219,7 @@ def _encode_values(feature: Feature, value) -> bytes:
                 "be below 128; give a list"
             )
         return value + bytes(missing)
-    payload = b"".join(map(_VARINTS.__getitem__, value))
+    payload = b"".join(map(VARINTS.__getitem__, value))
     return payload + bytes(missing)
 
 
@@ -377,8 +385,6 @@ class AtomicFile:
             return
         if self._file is not self._raw:
             self._file.close()
-        self._raw.flush()
-        os.fsync(self._raw.fileno())
         self._raw.close()
         os.replace(self._temporary, self.path)
 
