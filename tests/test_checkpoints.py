@@ -178,25 +178,27 @@ def test_real_checkpoint_of_2018():
     assert len(report.loaded) == 46 and len(report.training_state) == 93
     assert checkpoints.global_step(directory) == 20
     golden = json.loads((directory / "golden_forward.json").read_text())
-    golden = {
-        name: np.array(value)
-        for part in (golden, *filter(_is_dict, golden.values()))
-        for name, value in part.items()
-        if isinstance(value, list)
-    }
-    outputs = encoder(
+    features = {key: np.array(v) for key, v in golden["inputs"].items()}
+    features["masked_lm_weights"] = np.float32(features["masked_lm_weights"])
+    golden = golden["outputs"]
+    outputs = model(features)
+    losses = model.losses(outputs, features)
+    weights = model.loss_weights(features)
+    found = {name: losses[name] / weights[name] for name in losses}
+    found["loss"] = sum(found.values())
+    found["pooled_output"] = encoder(
         {
-            name: golden[name]
+            name: features[name]
             for name in ("input_ids", "input_mask", "segment_ids")
         }
-    )
-    np.testing.assert_allclose(
-        outputs["pooled_output"], golden["pooled_output"], atol=1e-5
-    )
-
-
-def _is_dict(value):
-    return isinstance(value, dict)
+    )["pooled_output"]
+    for name in ("masked_lm", "next_sentence"):
+        found[f"{name}_log_probs"] = tf.nn.log_softmax(
+            outputs[f"{name}_logits"]
+        )
+    assert set(found) == set(golden)
+    for name, value in golden.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5, err_msg=name)
 
 
 def test_only_the_index_is_there():
