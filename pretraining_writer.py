@@ -149,15 +149,13 @@ class Summary:
         """The shares that tell whether the data is what was wanted.
 
         random_next: instances with label 1. masked: predicted tokens among
-        those that are not [CLS] or [SEP]. truncated: instances whose text was
-        cut. filled: places of the records that are not padding."""
+        all, [CLS] and [SEP] counted, as masked_lm_prob counts them. truncated:
+        instances whose text was cut. filled: places that are not padding."""
         instances = max(1, self.instances)
-        markers = 2 if options.nsp == "none" else 3
-        maskable = max(1, self.tokens - markers * instances)
         places = instances * options.max_seq_length
         return {
             "random_next_share": self.random_next_instances / instances,
-            "masked_share": self.masked_tokens / maskable,
+            "masked_share": self.masked_tokens / max(1, self.tokens),
             "truncated_share": self.truncated_instances / instances,
             "filled_share": self.tokens / places,
         }
@@ -199,6 +197,7 @@ class Tools:
     """What a worker needs, built once in each process."""
 
     def __init__(self, tokenizer, options: Options):
+        self.tokenizer = tokenizer
         self.vocab = tokenizer.vocab
         self.options = options
         self.encode_text = TextEncoder(tokenizer, options.segmenter)
@@ -225,13 +224,14 @@ class Workers:
     results come in the order of the items, so that nothing depends on the
     number of workers. Use it in a `with` block."""
 
-    def __init__(self, count: int, tokenizer, options: Options):
+    def __init__(self, tools: Tools, count: int = 1):
+        self.tools = tools
         self.count = count
-        self.tools = Tools(tokenizer, options)
         self._pool = None
         if count > 1:
+            arguments = (tools.tokenizer, tools.options)
             self._pool = ProcessPoolExecutor(
-                count, None, _start_worker, (tokenizer, options)
+                count, None, _start_worker, arguments
             )
 
     def __enter__(self):
@@ -358,7 +358,6 @@ def _batches(instances, summary):
 def create_training_data(
     input_files: list[str],
     output_files: list[str],
-    options: Options,
     seed: int,
     workers: Workers,
 ) -> Summary:
@@ -368,7 +367,7 @@ def create_training_data(
     Raises ValueError where the text gives no instance."""
     remove_leftovers(output_files)
     rng = random.Random(seed)
-    tools = workers.tools
+    tools, options = workers.tools, workers.tools.options
     corpus = read_corpus(
         input_files, lambda blocks: workers.map(encode_text_block, blocks)
     )
