@@ -311,7 +311,7 @@ def encode_choices(tokenizer, example, max_seq_length):
     context, question = encode(example.context), encode(example.question)
     encoded = []
     for ending in map(encode, example.endings):
-        room = max_seq_length - 3 - bool(context)
+        room = max_seq_length - (4 if context else 2)
         ending = ending[:room]
         asked = question[max(0, len(question) + len(ending) - room) :]
         second = asked + ending

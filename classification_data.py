@@ -281,10 +281,14 @@ class TableProcessor(DataProcessor):
         count = len(first)
         if self.more_columns:
             count = min(count, max(self.without_header))
-        if count in self.without_header:
-            positions = self.without_header[count]
-            return Columns(*positions, count, self.more_columns)
-        layouts = " or ".join(str(n) for n in sorted(self.without_header))
+        layouts = {
+            number: positions
+            for number, positions in self.without_header.items()
+            if split == "test" or positions[0] is not None
+        }
+        if count in layouts:
+            return Columns(*layouts[count], count, self.more_columns)
+        layouts = " or ".join(str(number) for number in sorted(layouts))
         raise located(
             path,
             line,

@@ -111,9 +111,8 @@ def _read_columns(path, token_column, tag_column, labelled, columns):
             count = len(_cells(text, separator))
             if not labelled:
                 has_tags = count > 1 and count >= (columns or 0)
-            _check_columns(
-                path, line, count, token_column, tag_column, labelled
-            )
+            tag = tag_column if labelled else None
+            _check_columns(path, line, count, token_column, tag)
         cells = _cells(text, separator)
         if len(cells) != count:
             raise located(
@@ -466,7 +465,12 @@ def encode_words(tokenizer, words, max_seq_length):
                 break
             following -= 1
             shared += sizes[following]
-        end = last if last == len(words) else (following + last + 1) // 2
+        end = last
+        if last < len(words):  # half of what is shared: who sees more around
+            end, half = following, 0
+            while end < last and 2 * (half + sizes[end]) <= shared:
+                half += sizes[end]
+                end += 1
         ids, places, answers = [cls_id], [], []
         for word in range(first, last):
             if answered <= word < end and sizes[word]:

@@ -232,3 +232,52 @@ def confusion_matrix(labels, predictions, num_labels):
     cells = labels.astype(np.int64) * num_labels + predictions
     counts = np.bincount(cells, minlength=num_labels**2)
     return counts.reshape(num_labels, num_labels)
+
+
+# ------------------------------------------------------------ from logits
+
+
+def probabilities(kind, logits):
+    """float64 [rows, C] of float logits [rows, C], by the kind of task.
+
+    "classification" is a softmax, "multi_label" a sigmoid each; of
+    "regression" the logits are the answer."""
+    logits = np.asarray(logits, np.float64)
+    if kind == "regression":
+        return logits
+    if kind == "multi_label":
+        return 0.5 * (1 + np.tanh(0.5 * logits))
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def example_losses(kind, logits, labels):
+    """The loss of every row, float64 [rows]: what training brings down."""
+    logits = np.asarray(logits, np.float64)
+    labels = np.asarray(labels)
+    if kind == "regression":
+        return np.square(logits[:, 0] - labels)
+    if kind == "multi_label":
+        return np.mean(np.logaddexp(0, logits) - labels * logits, axis=1)
+    peak = logits.max(axis=1)
+    total = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
+    return total - logits[np.arange(len(labels)), labels]
+
+
+def mean_of_batch_means(losses, batch_size):
+    """The original's `loss`: a last, smaller batch counts as a whole one."""
+    starts = range(0, len(losses), batch_size)
+    return float(np.mean([np.mean(losses[i : i + batch_size]) for i in starts]))
+
+
+def task_scores(kind, names, logits, labels, thresholds=0.5):
+    """The metrics of a classifier's dev set; see the functions above."""
+    logits = np.asarray(logits)
+    if kind == "regression":
+        return regression_scores(labels, logits[:, 0])
+    if kind == "multi_label":
+        answers = probabilities(kind, logits)
+        return multi_label_scores(labels, answers, thresholds)
+    return classification_scores(
+        labels, logits.argmax(axis=1), logits.shape[1], names
+    )

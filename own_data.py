@@ -117,14 +117,15 @@ class TsvProcessor(TableProcessor):
 
     def _labels_of(self, path, examples):
         """The labels that a training set uses: numbers by value, then text."""
-        found = set()
+        found, whole = set(), True
         for example in examples:
-            if example.label is not None:
-                if self.output_mode == "multi_label":
-                    found.update(self._split_labels(example.label))
-                else:
-                    found.add(example.label)
-        if self.output_mode != "multi_label" and len(found) == 1:
+            if example.label is None:
+                whole = False
+            elif self.output_mode == "multi_label":
+                found.update(self._split_labels(example.label))
+            else:
+                found.add(example.label)
+        if self.output_mode != "multi_label" and whole and len(found) == 1:
             raise ValueError(
                 f"{path}: every row has the label '{min(found)}'; a "
                 "classifier needs two or more. Is --label_column right?"
@@ -198,6 +199,7 @@ class TsvProcessor(TableProcessor):
                 )
             return None
 
+        text_a = find(wanted["text_a"][0], True)
         text_b, b_is_set = wanted["text_b"]
         if self.label_columns:
             found = [find(name, False) for name in _places(self.label_columns)]
@@ -209,7 +211,7 @@ class TsvProcessor(TableProcessor):
             label = find(wanted["label"][0], split != "test")
         return Columns(
             label=label,
-            text_a=find(wanted["text_a"][0], True),
+            text_a=text_a,
             text_b=find(text_b, b_is_set),
             count=len(names),
             names=names,

@@ -610,10 +610,33 @@ def get_processor(task_name, **options):
     unknown task, and for an option that the task does not use."""
     processor = TASKS.get(_plain(task_name))
     if processor is None:
-        names = ", ".join(p.name for p in _PROCESSORS)
+        names = ", ".join(task_names())
         raise ValueError(
             f"--task_name={task_name} is not one of: {names}. Own data are "
             "read with --task_name=tsv."
         )
     given = {key: v for key, v in options.items() if v is not None}
     return processor(**given)
+
+
+def task_names():
+    """The names that get_processor knows, as the README lists them."""
+    return [processor.name for processor in _PROCESSORS]
+
+
+def long_text_parts(ids, room, how, stride=None):
+    """Cuts the ids of a long text into parts of at most `room` ids.
+
+    `how`: "truncate_tail" keeps the beginning, "truncate_head" the end,
+    "head_tail" a quarter from the beginning and the rest from the end,
+    "windows" gives all of it in parts that overlap (each starts `stride`
+    after the last, by default half of `room`)."""
+    if len(ids) <= room:
+        return [ids]
+    if how == "windows":
+        stride = stride or max(1, room // 2)
+        starts = range(0, max(1, len(ids) - room + stride), stride)
+        return [ids[start : start + room] for start in starts]
+    head = {"truncate_tail": room, "truncate_head": 0}.get(how, room // 4)
+    tail = room - head
+    return [ids[:head] + (ids[-tail:] if tail else [])]

@@ -119,7 +119,8 @@ def read_json_lines(path):
         if is_blank(text):
             continue
         try:
-            record = json.loads(text)
+            # strict=False: a raw lone \r or tab in a string is text
+            record = json.loads(text, strict=False)
         except json.JSONDecodeError as error:
             raise located(
                 path,

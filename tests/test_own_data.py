@@ -1,0 +1,225 @@
+"""A user's own classification files."""
+
+import json
+
+import pytest
+from toy_readers import LetterTokenizer, read, write
+
+import processors
+from processors import get_processor
+
+
+def test_own_data_by_names_and_positions(tmp_path):
+    write(tmp_path / "train.tsv", "text_b\tLABEL\ttext_a\nb\t10\ta\nd\t9\tc\n")
+    processor = get_processor("tsv")
+    train = processor.get_train_examples(tmp_path)
+    assert [(e.text_a, e.text_b, e.label) for e in train] == [
+        ("a", "b", "10"),
+        ("c", "d", "9"),
+    ]
+    assert processor.is_pair and processor.get_labels() == ["9", "10"]
+    write(tmp_path / "train.tsv", "x\tmood\tbody\n1\tsad\thello\n2\tgay\tho\n")
+    options = {"label_column": "mood", "text_a_column": "BODY"}
+    train = read("tsv", tmp_path, **options)
+    assert [(e.text_a, e.label) for e in train] == [
+        ("hello", "sad"),
+        ("ho", "gay"),
+    ]
+    options = {"label_column": 1, "text_a_column": "2"}
+    assert len(read("tsv", tmp_path, **options)) == 3
+    assert len(read("tsv", tmp_path, has_header=True, **options)) == 2
+    with pytest.raises(
+        ValueError, match="tsv:1: has no column 'text_a'; it has: x, mood, body"
+    ):
+        read("tsv", tmp_path, has_header=True)
+    with pytest.raises(ValueError, match="tsv:1: this first row .* Add a head"):
+        read("tsv", tmp_path)
+    with pytest.raises(ValueError, match="3 columns, so there is none at pos"):
+        read("tsv", tmp_path, label_column=1, text_a_column=7)
+    with pytest.raises(ValueError, match="label_column=mood is a name, but"):
+        read(
+            "tsv",
+            tmp_path,
+            label_column="mood",
+            text_a_column=1,
+            has_header=False,
+        )
+
+
+def test_own_test_files_keep_every_row(tmp_path, caplog):
+    write(tmp_path / "train.tsv", "label\ttext_a\ny\tone\nn\ttwo\n")
+    cases = {  # C01: three rows in, three rows out
+        "text_a\none\ntwo\nthree\n": {},
+        "label\ttext_a\n0\tone\n?\ttwo\ny\tthree\n": {},
+        "one\ntwo\nthree\n": {},
+        "y\tone\nn\ttwo\ny\tthree\n": {},
+        "7\tone\n7\ttwo\n7\tthree\n": {"label_column": 0, "text_a_column": 1},
+        "one \ntwo\nthree": {"label_column": 0, "text_a_column": 1},
+    }
+    for text, options in cases.items():
+        write(tmp_path / "test.tsv", text)
+        test = read("tsv", tmp_path, "test", **options)
+        assert [e.text_a.strip() for e in test] == ["one", "two", "three"]
+    assert "no header is found; the 2 columns are read in the order" in (
+        caplog.text
+    )
+    processor = get_processor("tsv")
+    assert processor.get_labels(tmp_path) == ["n", "y"]
+    write(tmp_path / "test.tsv", "label\ttext_a\n0\tone\ny\ttwo\n")
+    labels = [e.label for e in processor.get_test_examples(tmp_path)]
+    assert labels == [None, "y"]
+    write(tmp_path / "test.tsv", "a\tb\tc\td\n")
+    with pytest.raises(ValueError, match="test.tsv:1: this first row"):
+        read("tsv", tmp_path, "test")
+
+
+def test_own_labels(tmp_path):
+    write(tmp_path / "train.tsv", "label\ttext_a\nb\tone\na\ttwo\n")
+    write(tmp_path / "dev.tsv", "label\ttext_a\na\tone\nk_1980\ttwo\n")
+    names = write(tmp_path / "labels.txt", "b\r\nk_1980\n\na\n")
+    assert get_processor("tsv").get_labels(tmp_path) == ["a", "b"]
+    with pytest.raises(
+        ValueError,
+        match="dev.tsv:3: label 'k_1980' is not one of: a, b. .*--labels_file",
+    ):
+        read("tsv", tmp_path, "dev")
+    options = {"labels_file": str(names)}
+    assert len(read("tsv", tmp_path, "dev", **options)) == 2
+    assert get_processor("tsv", **options).get_labels() == ["b", "k_1980", "a"]
+    assert get_processor("tsv", labels=["x", "y"]).get_labels() == ["x", "y"]
+    with pytest.raises(ValueError, match="the labels are not known. Set --la"):
+        get_processor("tsv").get_labels()
+    write(names, "b\na\nb\n")
+    with pytest.raises(ValueError, match="txt:3: label 'b' stands in line 1"):
+        get_processor("tsv", **options)
+    write(names, "\n")
+    with pytest.raises(ValueError, match="labels.txt: holds no labels"):
+        get_processor("tsv", **options)
+    write(tmp_path / "train.tsv", "label\ttext_a\na\tone\na\ttwo\n")
+    with pytest.raises(ValueError, match="every row has the label 'a'; a cla"):
+        read("tsv", tmp_path)
+    write(tmp_path / "train.tsv", "text_a\tlabel\none\n")
+    with pytest.raises(ValueError, match="train.tsv:2: 1 columns, but 2"):
+        read("tsv", tmp_path)
+    write(tmp_path / "train.tsv", "text_a\none\n")
+    with pytest.raises(ValueError, match="tsv:1: has no column 'label'"):
+        read("tsv", tmp_path)
+
+
+def test_own_csv_and_json(tmp_path):
+    write(
+        tmp_path / "train.csv",
+        'text_a,label\n"a, ""b""\nc\rd",x\n\n5" disk,y\n"",y\n',
+    )
+    train = read("tsv", tmp_path)
+    assert [(e.text_a, e.label) for e in train] == [
+        ('a, "b"\nc\rd', "x"),
+        ('5" disk', "y"),
+        ("", "y"),
+    ]
+    assert [e.source.rpartition(":")[2] for e in train] == ["2", "5", "6"]
+    write(tmp_path / "train.csv", 'text_a,label\nc,y\n"open,x\nb,y\n')
+    with pytest.raises(ValueError, match="csv:3: a quoted cell is never clos"):
+        read("tsv", tmp_path)
+    write(tmp_path / "train.csv", 'text_a,label\n"a "b" c",x\n')
+    with pytest.raises(ValueError, match="csv:2: text follows the closing q"):
+        read("tsv", tmp_path)
+    (tmp_path / "train.csv").unlink()
+    rows = [{"text_a": "a", "label": True}, {"text_a": 3, "label": False}]
+    write(tmp_path / "train.jsonl", "\n".join(map(json.dumps, rows)))
+    processor = get_processor("tsv")
+    assert [e.text_a for e in processor.get_train_examples(tmp_path)] == [
+        "a",
+        "3",
+    ]
+    assert processor.get_labels() == ["false", "true"]
+    assert not processor.is_pair
+    for row, message in (
+        ('{"label": 1}', "no field 'text_a'; the fields are: label"),
+        ('{"text_a": null, "label": 1}', "field 'text_a' is null, not a text"),
+        ('{"text_a": "a", "label": null}', "has no label, which a train set"),
+        ('["a"]', "a JSON list stands where an object"),
+        ('{"text_a": "a"', "not valid JSON"),
+    ):
+        write(tmp_path / "train.jsonl", '{"text_a":"a","label":"x"}\n' + row)
+        with pytest.raises(ValueError, match=f"train.jsonl:2: {message}"):
+            read("tsv", tmp_path)
+    with pytest.raises(ValueError, match="text_a_column is a position, but"):
+        read("tsv", tmp_path, text_a_column=0)
+
+
+def test_own_regression(tmp_path):
+    write(tmp_path / "train.tsv", "text_a\tlabel\na\t-3.5\nb\t1e2\n")
+    processor = get_processor("tsv", regression=True)
+    train = processor.get_train_examples(tmp_path)
+    assert [e.label for e in train] == [-3.5, 100.0]
+    assert processor.get_labels(tmp_path) == []
+    assert processors.label_value(train[0], [], "regression") == -3.5
+    for word in ("nan", "inf", "low", ""):
+        write(tmp_path / "train.tsv", f"text_a\tlabel\na\t1\nb\t{word}\n")
+        with pytest.raises(ValueError, match=f"tsv:3: label '{word}' is not a"):
+            read("tsv", tmp_path, regression=True)
+    with pytest.raises(ValueError, match="contradict each other"):
+        get_processor("tsv", regression=True, multi_label=True)
+
+
+def test_own_multi_label(tmp_path):
+    write(tmp_path / "train.tsv", "text_a\tlabel\na\tx|y\nb\t\nc\ty\n")
+    options = {"multi_label": True, "label_separator": "|"}
+    processor = get_processor("tsv", **options)
+    train = processor.get_train_examples(tmp_path)
+    assert [e.label for e in train] == [("x", "y"), (), ("y",)]
+    assert processor.get_labels() == ["x", "y"]
+    values = [
+        processors.label_value(e, ["x", "y"], "multi_label") for e in train
+    ]
+    assert values == [[1, 1], [0, 0], [0, 1]]
+    features = processors.convert_single_example(
+        9, train[2], ["x", "y"], 5, LetterTokenizer()
+    )
+    assert features.label_id == [0, 1]
+    write(tmp_path / "train.tsv", "text_a\tsad\tglad\na\t1\t0\nb\t0\t0\n")
+    options = {"label_columns": "sad,glad"}
+    processor = get_processor("tsv", **options)
+    train = processor.get_train_examples(tmp_path)
+    assert [e.label for e in train] == [("sad",), ()]
+    assert processor.output_mode == "multi_label"
+    assert processor.get_labels() == ["sad", "glad"]
+    write(tmp_path / "test.tsv", "text_a\na\nb\n")
+    assert [e.label for e in processor.get_test_examples(tmp_path)] == [
+        None,
+        None,
+    ]
+    by_place = {"label_columns": "1,2", "text_a_column": 0, "has_header": True}
+    train = read("tsv", tmp_path, labels=["s", "g"], **by_place)
+    assert train[0].label == ("s",)
+    with pytest.raises(ValueError, match="names 2 columns, but there are 1"):
+        get_processor("tsv", labels=["s"], **by_place)
+    write(tmp_path / "train.tsv", "text_a\tsad\tglad\na\tmaybe\t0\n")
+    with pytest.raises(
+        ValueError,
+        match="tsv:2: 'maybe' in the column of label 'sad' is neither 0 nor 1",
+    ):
+        read("tsv", tmp_path, **options)
+    write(tmp_path / "train.tsv", "text_a\tsad\na\t1\n")
+    with pytest.raises(ValueError, match="tsv:1: has no column 'glad'"):
+        read("tsv", tmp_path, **options)
+    (tmp_path / "train.tsv").unlink()
+    write(
+        tmp_path / "train.jsonl",
+        '{"text_a": "a", "label": ["y", "x"]}\n{"text_a": "b", "label": []}\n',
+    )
+    train = read("tsv", tmp_path, multi_label=True)
+    assert [e.label for e in train] == [("x", "y"), ()]
+    write(tmp_path / "train.jsonl", '{"text_a": "a", "sad": true, "glad": 0}')
+    assert read("tsv", tmp_path, **options)[0].label == ("sad",)
+
+
+def test_go_emotions_rows_without_a_label_are_legal(tmp_path):
+    write(tmp_path / "labels.txt", "joy\nanger\nfear")
+    write(tmp_path / "dev.tsv", "a\t2,0\tx\nb\t\ty\nc\tanger\tz\n")
+    dev = read("GoEmotions", tmp_path, "dev")
+    assert [e.label for e in dev] == [("joy", "fear"), (), ("anger",)]
+    write(tmp_path / "dev.tsv", "a\t3\tx\n")
+    with pytest.raises(ValueError, match="dev.tsv:1: label '3' is not one of"):
+        read("GoEmotions", tmp_path, "dev")
