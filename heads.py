@@ -75,8 +75,11 @@ def cross_entropy(logits, labels, label_smoothing=0.0):
     return -(1 - label_smoothing) * chosen - label_smoothing * even
 
 
-def _dropout(x, rate, seed, place, training):
-    """Dropout of a head, float32 scale included."""
+def dropout(x, rate, seed, place, training):
+    """Dropout of a head, float32 scale included.
+
+    `seed`, int32 [2], and the number `place` fix it; x stays as it is unless
+    `training`."""
     if not training or not rate:
         return x
     mask = ops.keep_mask(tf.shape(x), rate, ops.fold_in(seed, place), x.dtype)
@@ -124,7 +127,7 @@ class ClassifierHead(Head):
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs, gives logits and probabilities."""
         pooled = self._pool(encoded, features)
-        pooled = _dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
+        pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
         logits = self.logits(pooled)
         if self.kind == "regression":
             return {"logits": logits, "score": logits[:, 0]}
@@ -173,6 +176,56 @@ def pool_tokens(sequence, input_mask, pooling):
         return tf.reduce_max(sequence - 1e30 * (1 - real), axis=1)
     total = tf.reduce_sum(sequence * real, axis=1)
     return total / tf.maximum(tf.reduce_sum(real, axis=1), 1e-9)
+
+
+class ChoiceHead(Head):
+    """Scores every choice of a question; its rows are [B, C, L] features.
+
+    A choice without a token fills up a question that has less than C: its
+    logit is -10000, its probability 0, and smoothing leaves it out. Outputs:
+    `logits` and `probabilities`, float32 [B, C]."""
+
+    def __init__(self, hidden_size, label_smoothing=0.0, name="choice"):
+        super().__init__(name)
+        self.linear("", 1, hidden_size)
+        self._label_smoothing = label_smoothing
+
+    def positions(self, features):
+        """Only [CLS] is read, of all B * C choices."""
+        return tf.zeros([tf.shape(features["input_ids"])[0], 1], tf.int32)
+
+    def call(self, encoded, features, training=False, seed=None):
+        """Takes the encoder's outputs of B * C rows, scores [B, C]."""
+        pooled = tf.cast(encoded["pooled_output"], tf.float32)
+        pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
+        shape = tf.shape(features["input_ids"])[:2]
+        logits = tf.reshape(self.logits(pooled), shape)
+        logits = tf.where(_choices(features), logits, ops.MASKED_SCORE)
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+
+    def loss_weights(self, features):
+        """Counts the questions."""
+        return {"loss": tf.reduce_sum(example_weights(features))}
+
+    def losses(self, outputs, features):
+        """Sums the cross-entropy of the right choices."""
+        share = self._label_smoothing
+        logits = outputs["logits"]
+        losses = (1 - share) * cross_entropy(logits, features["label_ids"])
+        if share:
+            real = _choices(features)
+            shown = tf.where(real, tf.nn.log_softmax(logits), 0.0)
+            count = tf.reduce_sum(tf.cast(real, tf.float32), axis=1)
+            losses -= share * tf.reduce_sum(shown, axis=1) / count
+        return {"loss": tf.reduce_sum(losses * example_weights(features))}
+
+
+def _choices(features):
+    """bool [B, C]: which choices are there."""
+    mask = features.get("input_mask")
+    if mask is None:
+        return tf.ones(tf.shape(features["input_ids"])[:2], tf.bool)
+    return tf.reduce_any(mask > 0, axis=-1)
 
 
 class MaskedLMHead(Head):
@@ -364,6 +417,13 @@ class SpanHead(Head):
         return {"loss": total}
 
 
+def _as_rows(tokens):
+    """Gives [B, L] as it is and [B, C, L] as [B * C, L]."""
+    if len(tokens.shape) < 3:
+        return tokens
+    return tf.reshape(tokens, [-1, tf.shape(tokens)[-1]])
+
+
 class TaskModel(keras.Model):
     """An encoder with one head: what a script trains, exports and loads.
 
@@ -382,18 +442,19 @@ class TaskModel(keras.Model):
     def call(self, features, training=False, seed=None):
         """Runs the encoder where the head reads, then the head.
 
-        `seed`, int32 [2], fixes all dropout of a training call."""
+        Token features [B, C, L] (choices) go through the encoder as B * C
+        rows. `seed`, int32 [2], fixes all dropout of a training call."""
         if training and seed is None:
             seed = self.encoder.next_seed()
         inputs = {
-            key: features[key]
+            key: _as_rows(features[key])
             for key in ("input_ids", "input_mask", "segment_ids")
             if key in features
         }
         encoded = self.encoder(
             inputs,
             training=training,
-            positions=self.head.positions(features),
+            positions=self.head.positions({**features, **inputs}),
             seed=seed,
         )
         return self.head(

@@ -109,10 +109,17 @@ class FeatureTable:
         return signature
 
     def write(self, path):
-        """Writes every row as a tf.train.Example to a TFRecord file."""
+        """Writes every row as a tf.train.Example to a TFRecord file.
+
+        The token features of a group stand one after another, each filled up
+        to its share of the spec's length."""
+        length = None
+        if self.group > 1:
+            whole = next(f.length for f in self.spec if f.sequence)
+            length = whole // self.group
         with records.RecordWriter(path) as writer:
             for index in range(self._count):
-                row = self.batch([index])
+                row = self.batch([index], length)
                 writer.write(
                     self.spec.encode(
                         {
