@@ -385,6 +385,7 @@ class Voyage:
                 layer_decay=FLAGS.layer_decay,
                 freeze_layers=None if freeze == 0 else max(freeze, 0),
                 num_hidden_layers=layers,
+                learning_rate_multipliers=self.task.learning_rate_multipliers,
                 original_embedding_clip=FLAGS.original_embedding_clip,
             )
         on_tpu = self._length is not None

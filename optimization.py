@@ -429,11 +429,13 @@ def create_optimizer(
     layer_decay=1.0,
     freeze_layers=None,
     num_hidden_layers=0,
+    learning_rate_multipliers=(),
     **options,
 ):
     """Gives the optimizer of a training run, `adamw` or `lamb`.
 
-    Further options go to ClippingOptimizer. Raises ValueError for an unknown
+    `learning_rate_multipliers` come before those of `layer_decay`; further
+    options go to ClippingOptimizer. Raises ValueError for an unknown
     name or a value out of range."""
     classes = {"adamw": AdamWeightDecay, "lamb": Lamb}
     _check_choice("optimizer", optimizer, tuple(classes))
@@ -445,9 +447,10 @@ def create_optimizer(
             schedule,
             warmup_schedule,
         ),
-        learning_rate_multipliers=layer_decay_multipliers(
-            layer_decay, num_hidden_layers
-        ),
+        learning_rate_multipliers=[
+            *learning_rate_multipliers,
+            *layer_decay_multipliers(layer_decay, num_hidden_layers),
+        ],
         frozen=frozen_patterns(freeze_layers, num_hidden_layers),
         **options,
     )

@@ -44,6 +44,7 @@ class Task:
     best_metric = "eval_accuracy"
     sequence_outputs = ()  # outputs that have the token axis
     group = 1  # token sequences in one row
+    learning_rate_multipliers = ()  # (regex on variable.path, factor) pairs
 
     tokenizer = None
 
