@@ -168,6 +168,11 @@ def read_options() -> Options:
             "--streaming takes one --output_file; the shards get their names "
             "from it, and --num_shards says how many"
         )
+    if _BEAM_OPTIONS and FLAGS.runner is None:
+        raise ValueError(
+            f"{_BEAM_OPTIONS[0]!r} follows --, where Beam's options stand; "
+            "they need --runner"
+        )
     if streaming and FLAGS.original_labels:
         raise ValueError("--original_labels does not go with --streaming")
     return options
@@ -210,10 +215,8 @@ def main(_):
     logging.set_verbosity(logging.INFO)
     tools = load_tools(options)
     if FLAGS.runner is not None:
-        import pretraining_data_beam
-
-        input_files, outputs, summary = pretraining_data_beam.run(
-            FLAGS, options, tools, _BEAM_OPTIONS
+        input_files, outputs, summary = _load_beam().run(
+            FLAGS, options, FLAGS.vocab_file, _BEAM_OPTIONS
         )
     else:
         input_files = records.expand_patterns(FLAGS.input_file)
@@ -238,7 +241,20 @@ def main(_):
     report(summary, options, outputs, input_files)
 
 
-_BEAM_OPTIONS = []
+def _load_beam():
+    """The pipeline's module. Raises ValueError where Beam is not installed."""
+    try:
+        import pretraining_data_beam
+    except ImportError as error:
+        raise ValueError(
+            f"--runner={FLAGS.runner} needs Apache Beam ({error}). Install it "
+            "into an environment of its own with `pip install -r "
+            "requirements-beam.txt` and run the script with its python"
+        ) from None
+    return pretraining_data_beam
+
+
+_BEAM_OPTIONS = []  # what follows --
 
 
 def _take_beam_options():
