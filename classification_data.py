@@ -88,19 +88,22 @@ class DataProcessor:
 
     def get_train_examples(self, data_dir):
         """The InputExamples of the training set."""
-        raise NotImplementedError()
+        raise self._lacks("get_train_examples")
 
     def get_dev_examples(self, data_dir):
         """The InputExamples of the dev set."""
-        raise NotImplementedError()
+        raise self._lacks("get_dev_examples")
 
     def get_test_examples(self, data_dir):
         """The InputExamples of the test set."""
-        raise NotImplementedError()
+        raise self._lacks("get_test_examples")
 
     def get_labels(self, data_dir=None):
         """The list of labels in the order of their ids; [] for regression."""
-        raise NotImplementedError()
+        raise self._lacks("get_labels")
+
+    def _lacks(self, method):
+        return ValueError(f"{type(self).__name__} has no {method}. Write one.")
 
     def get_dev_sets(self, data_dir):
         """Every dev set: {suffix of its metrics ('' or '_mm'): examples}."""

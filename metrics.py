@@ -12,6 +12,65 @@ import warnings
 import numpy as np
 
 
+def probabilities(kind, logits):
+    """What logits float [rows, C] say, float64 of the same shape.
+
+    `kind`: classification (softmax), multi_label (a sigmoid for each label)
+    or regression (the score itself)."""
+    logits = np.asarray(logits, np.float64)
+    if kind == "regression":
+        return logits
+    if kind == "multi_label":
+        return np.exp(-np.logaddexp(0, -logits))
+    return np.exp(_log_softmax(logits))
+
+
+def _log_softmax(logits):
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def example_losses(kind, logits, labels):
+    """The loss of each row, float64 [rows], without label smoothing.
+
+    Cross-entropy; for multi_label the mean binary cross-entropy over labels;
+    for regression the squared difference."""
+    logits = np.asarray(logits, np.float64)
+    labels = np.asarray(labels)
+    if kind == "regression":
+        return np.square(logits[:, 0] - labels)
+    if kind == "multi_label":
+        return (np.logaddexp(0, logits) - labels * logits).mean(axis=-1)
+    return -_log_softmax(logits)[np.arange(len(labels)), labels]
+
+
+def mean_of_batch_means(losses, batch_size):
+    """The mean over batches of each batch's mean, as the original's `loss`.
+
+    A last batch of fewer rows counts as much as the others."""
+    losses = np.asarray(losses, np.float64)
+    starts = range(0, len(losses), batch_size)
+    return float(
+        np.mean([losses[at : at + batch_size].mean() for at in starts])
+    )
+
+
+def task_scores(kind, names, logits, labels, thresholds=0.5):
+    """The scores of a classification, multi_label or regression task.
+
+    `logits`: float [rows, C]; `labels`: ids [rows], 0/1 [rows, C] or numbers
+    [rows]; `names`: a processor's metric_names; `thresholds`: those of
+    multi_label_scores."""
+    logits = np.asarray(logits)
+    if kind == "regression":
+        return regression_scores(labels, logits[:, 0])
+    if kind == "multi_label":
+        chances = probabilities(kind, logits)
+        return multi_label_scores(labels, chances, thresholds)
+    guesses = logits.argmax(axis=-1)
+    return classification_scores(labels, guesses, logits.shape[1], names)
+
+
 def classification_scores(labels, predictions, num_labels, names=()):
     """eval_accuracy and whatever else `names` asks for: 'f1', 'mcc'.
 
@@ -232,52 +291,3 @@ def confusion_matrix(labels, predictions, num_labels):
     cells = labels.astype(np.int64) * num_labels + predictions
     counts = np.bincount(cells, minlength=num_labels**2)
     return counts.reshape(num_labels, num_labels)
-
-
-# ------------------------------------------------------------ from logits
-
-
-def probabilities(kind, logits):
-    """float64 [rows, C] of float logits [rows, C], by the kind of task.
-
-    "classification" is a softmax, "multi_label" a sigmoid each; of
-    "regression" the logits are the answer."""
-    logits = np.asarray(logits, np.float64)
-    if kind == "regression":
-        return logits
-    if kind == "multi_label":
-        return 0.5 * (1 + np.tanh(0.5 * logits))
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
-
-
-def example_losses(kind, logits, labels):
-    """The loss of every row, float64 [rows]: what training brings down."""
-    logits = np.asarray(logits, np.float64)
-    labels = np.asarray(labels)
-    if kind == "regression":
-        return np.square(logits[:, 0] - labels)
-    if kind == "multi_label":
-        return np.mean(np.logaddexp(0, logits) - labels * logits, axis=1)
-    peak = logits.max(axis=1)
-    total = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
-    return total - logits[np.arange(len(labels)), labels]
-
-
-def mean_of_batch_means(losses, batch_size):
-    """The original's `loss`: a last, smaller batch counts as a whole one."""
-    starts = range(0, len(losses), batch_size)
-    return float(np.mean([np.mean(losses[i : i + batch_size]) for i in starts]))
-
-
-def task_scores(kind, names, logits, labels, thresholds=0.5):
-    """The metrics of a classifier's dev set; see the functions above."""
-    logits = np.asarray(logits)
-    if kind == "regression":
-        return regression_scores(labels, logits[:, 0])
-    if kind == "multi_label":
-        answers = probabilities(kind, logits)
-        return multi_label_scores(labels, answers, thresholds)
-    return classification_scores(
-        labels, logits.argmax(axis=1), logits.shape[1], names
-    )

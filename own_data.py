@@ -72,9 +72,15 @@ class TsvProcessor(TableProcessor):
         elif self.options["multi_label"] or columns:
             self.output_mode = "multi_label"
             self.metric_names = ("micro_f1", "macro_f1")
-        self._labels = self._given_labels()
+        self._labels = self._named_labels()
 
-    def _given_labels(self):
+    def _known_labels(self):
+        """The labels that a run was restored with, or found, or None."""
+        if self.options["labels"] and not self.label_columns:
+            return list(self.options["labels"])
+        return self._labels
+
+    def _named_labels(self):
         """The labels that options name, or None."""
         labels = self.options["labels"]
         if not labels and self.options["labels_file"]:
@@ -97,17 +103,17 @@ class TsvProcessor(TableProcessor):
         `data_dir` unless it was read before."""
         if self.output_mode == "regression":
             return []
-        if self._labels is None:
+        if self._known_labels() is None:
             if data_dir is None and not self.options["train_file"]:
                 raise ValueError(
                     "the labels are not known. Set --labels_file, or give a "
                     "training set to take them from."
                 )
             self.get_train_examples(data_dir)
-        return list(self._labels)
+        return list(self._known_labels())
 
     def _settle_labels(self, path, examples, data_dir, split):
-        if self._labels is None and self.output_mode != "regression":
+        if self._known_labels() is None and self.output_mode != "regression":
             if split == "train" and examples:
                 self._labels = self._labels_of(path, examples)
             elif split == "test":  # predicting needs no labels

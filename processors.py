@@ -46,6 +46,8 @@ __all__ = [
     "encode_pair",
     "get_processor",
     "label_value",
+    "long_text_parts",
+    "task_names",
     "write_test_results",
 ]
 
@@ -75,6 +77,9 @@ class InputFeatures:
         self.segment_ids = segment_ids
         self.label_id = label_id
         self.is_real_example = is_real_example
+
+
+LONG_TEXTS = ("truncate_tail", "truncate_head", "head_tail", "windows")
 
 
 def truncated_lengths(length_a, length_b, room):
@@ -125,6 +130,37 @@ def encode_pair(tokenizer, text_a, text_b, max_seq_length):
     _truncate_seq_pair(ids_a, ids_b, max_seq_length - 3)
     ids = [cls_id, *ids_a, sep_id, *ids_b, sep_id]
     return ids, [0] * (len(ids_a) + 2) + [1] * (len(ids_b) + 1)
+
+
+def long_text_parts(ids, room, long_text, stride=None):
+    """The parts of a long text's ids to read, each of at most `room`.
+
+    `long_text`: truncate_tail keeps the head, truncate_head the tail,
+    head_tail a quarter of head and the rest of tail (Sun et al., 2019,
+    arXiv:1905.05583), windows all of it in parts that begin `stride` apart
+    (by default half a window). A text that fits is one part. Raises
+    ValueError for a stride that would leave tokens out."""
+    if long_text not in LONG_TEXTS:
+        raise ValueError(
+            f"--long_text={long_text} is not one of: {', '.join(LONG_TEXTS)}."
+        )
+    if stride is not None and not 1 <= stride <= room:
+        raise ValueError(
+            f"--doc_stride={stride} is not between 1 and the {room} tokens "
+            "of a window; tokens would be left out. Lower the flag."
+        )
+    if len(ids) <= room:
+        return [ids]
+    if long_text == "truncate_tail":
+        return [ids[:room]]
+    if long_text == "truncate_head":
+        return [ids[-room:]]
+    if long_text == "head_tail":
+        head = room // 4
+        return [ids[:head] + ids[head - room :]]
+    stride = stride or max(1, room // 2)
+    starts = range(0, len(ids) - room + stride, stride)
+    return [ids[start : start + room] for start in starts]
 
 
 def label_value(example, label_list, output_mode="classification"):
@@ -513,13 +549,11 @@ class GoEmotionsProcessor(TableProcessor):
 
 
 class _TwoClassProcessor(TableProcessor):
-    """A set without splits: each tenth row of a class is dev and test."""
+    """A set without splits: each tenth row of a class is dev and test.
+
+    A subclass has _class_rows(data_dir, label): the (text, source) of one."""
 
     labels = ("neg", "pos")
-
-    def _class_rows(self, data_dir, label):
-        """Yields (text, source) of one class."""
-        raise NotImplementedError()
 
     def _examples(self, data_dir, split, names=None, set_type=None):
         examples = []
@@ -603,6 +637,11 @@ def _plain(name):
 TASKS = {_plain(processor.name): processor for processor in _PROCESSORS}
 
 
+def task_names():
+    """The names of all tasks, as messages and flags show them."""
+    return [processor.name for processor in _PROCESSORS]
+
+
 def get_processor(task_name, **options):
     """The processor of a task, its name in any case, with or without hyphen.
 
@@ -617,26 +656,3 @@ def get_processor(task_name, **options):
         )
     given = {key: v for key, v in options.items() if v is not None}
     return processor(**given)
-
-
-def task_names():
-    """The names that get_processor knows, as the README lists them."""
-    return [processor.name for processor in _PROCESSORS]
-
-
-def long_text_parts(ids, room, how, stride=None):
-    """Cuts the ids of a long text into parts of at most `room` ids.
-
-    `how`: "truncate_tail" keeps the beginning, "truncate_head" the end,
-    "head_tail" a quarter from the beginning and the rest from the end,
-    "windows" gives all of it in parts that overlap (each starts `stride`
-    after the last, by default half of `room`)."""
-    if len(ids) <= room:
-        return [ids]
-    if how == "windows":
-        stride = stride or max(1, room // 2)
-        starts = range(0, max(1, len(ids) - room + stride), stride)
-        return [ids[start : start + room] for start in starts]
-    head = {"truncate_tail": room, "truncate_head": 0}.get(how, room // 4)
-    tail = room - head
-    return [ids[:head] + (ids[-tail:] if tail else [])]

@@ -127,16 +127,18 @@ def test_labelled_columns_and_test_sets(tmp_path, caplog):
     assert [s.tags for s in test.sentences] == [None, None]
     test = labelled(tmp_path, "Jim NNP\n\nsat VBD\n", **options)
     assert [s.tags for s in test.sentences] == [None, None]
-    test = labelled(tmp_path, "Jim NNP B-XXX\n\nsat VBD O\n", **options)
+    test = labelled(tmp_path, "Jim NNP B-BAND\n\nsat VBD O\n", **options)
     labels = ["O", "B-PER", "I-PER"]
-    with pytest.raises(ValueError, match="txt:1: tag 'B-XXX' is not one of: O"):
+    with pytest.raises(
+        ValueError, match="txt:1: tag 'B-BAND' is not one of: O"
+    ):
         labelling_data.check_known_tags(test, labels)
     labelling_data.check_known_tags(test, labels, labelled=False)
     assert [s.tags for s in test.sentences] == [None, None]
-    assert "tag 'B-XXX' is not known from training" in caplog.text
+    assert "tag 'B-BAND' is not known from training" in caplog.text
     labelling_data.write_predictions(test, [["O"], ["O"]], tmp_path / "out")
     assert (tmp_path / "out").read_text() == (
-        "Jim NNP B-XXX O\n\nsat VBD O O\n"
+        "Jim NNP B-BAND O\n\nsat VBD O O\n"
     )
 
 

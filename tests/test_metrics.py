@@ -151,6 +151,40 @@ def test_a_real_file_scores_1_against_itself():
     assert metrics.token_accuracy(tags, tags) == {"eval_accuracy": 1}
 
 
+def test_multi_label_chances_are_sigmoids():
+    logits = [[2.0, 2.0, -3.0]]  # C07
+    chances = metrics.probabilities("multi_label", logits)
+    assert np.round(chances, 4).tolist() == [
+        pytest.approx([0.8808, 0.8808, 0.0474])
+    ]
+    losses = metrics.example_losses("multi_label", logits, [[1, 0, 0]])
+    expected = -np.log([0.8807971, 1 - 0.8807971, 1 - 0.0474259]).mean()
+    assert losses == pytest.approx(expected, rel=1e-6)
+    huge = metrics.probabilities("multi_label", [[-900.0, 900.0]])
+    assert huge.tolist() == [[0, 1]]
+
+
+def test_losses_and_scores_by_kind():
+    logits = np.array([[1.0, 3.0], [800.0, -800.0], [0.0, 0.0]])
+    losses = metrics.example_losses("classification", logits, [1, 0, 1])
+    assert losses == pytest.approx([np.log1p(np.exp(-2)), 0, np.log(2)])
+    chances = metrics.probabilities("classification", logits)
+    assert chances.sum(axis=1) == pytest.approx(1)
+    assert metrics.mean_of_batch_means([1, 2, 6], 2) == (1.5 + 6) / 2
+    numbers = [[1.0], [2.0], [4.0]]
+    losses = metrics.example_losses("regression", numbers, [1, 3, 2])
+    assert losses.tolist() == [0, 1, 4]
+    assert metrics.probabilities("regression", numbers).shape == (3, 1)
+    scores = metrics.task_scores("regression", (), numbers, [1.0, 3.0, 2.0])
+    assert scores["eval_spearman"] == pytest.approx(0.5)
+    scores = metrics.task_scores("classification", ["mcc"], logits, [1, 0, 1])
+    assert scores["eval_accuracy"] == pytest.approx(2 / 3)
+    scores = metrics.task_scores(
+        "multi_label", (), logits, [[1, 1], [1, 0], [0, 0]], 0.6
+    )
+    assert scores["eval_micro_f1"] == 1
+
+
 def test_confusion_matrix():
     matrix = metrics.confusion_matrix([0, 0, 2, 1], [0, 2, 2, 1], 3)
     assert matrix.tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 1]]

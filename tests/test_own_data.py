@@ -87,6 +87,9 @@ def test_own_labels(tmp_path):
     assert len(read("tsv", tmp_path, "dev", **options)) == 2
     assert get_processor("tsv", **options).get_labels() == ["b", "k_1980", "a"]
     assert get_processor("tsv", labels=["x", "y"]).get_labels() == ["x", "y"]
+    restored = get_processor("tsv")
+    restored.options["labels"] = ["k_1980", "a"]
+    assert restored.get_labels() == ["k_1980", "a"]
     with pytest.raises(ValueError, match="the labels are not known. Set --la"):
         get_processor("tsv").get_labels()
     write(names, "b\na\nb\n")

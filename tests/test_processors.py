@@ -157,7 +157,9 @@ def test_task_names_and_options():
     with pytest.raises(ValueError, match="label_column is not used by task"):
         get_processor("MRPC", label_column="x")
     assert get_processor("MRPC", label_column=None).name == "MRPC"
-    assert len(processors.TASKS) == 27
+    assert len(processors.TASKS) == len(processors.task_names()) == 27
+    with pytest.raises(ValueError, match="DataProcessor has no get_labels"):
+        processors.DataProcessor().get_labels()
 
 
 def test_mnli_has_two_dev_and_two_test_sets(tmp_path):
@@ -306,6 +308,29 @@ def test_pairs_and_singles():
         message = f"max_seq_length={length} is too small: .* at least {least}"
         with pytest.raises(ValueError, match=message):
             tokens("a b", text_b, length)
+
+
+def test_long_texts_are_cut_or_read_in_windows():
+    ids = list(range(20))
+    parts = processors.long_text_parts
+    assert parts(ids, 8, "truncate_tail") == [ids[:8]]
+    assert parts(ids, 8, "truncate_head") == [ids[-8:]]
+    assert parts(ids, 8, "head_tail") == [[0, 1, *ids[14:]]]
+    assert parts(ids, 8, "windows") == [
+        ids[start : start + 8] for start in (0, 4, 8, 12)
+    ]
+    for long_text in processors.LONG_TEXTS:
+        assert parts(ids[:8], 8, long_text) == [ids[:8]]
+        assert parts([], 8, long_text) == [[]]
+    for count in range(9, 40):
+        for stride in range(1, 9):
+            windows = parts(list(range(count)), 8, "windows", stride)
+            assert {i for part in windows for i in part} == set(range(count))
+            assert windows[-2][-1] < count - 1
+    with pytest.raises(ValueError, match="doc_stride=9 is not between 1 and"):
+        parts(ids, 8, "windows", 9)
+    with pytest.raises(ValueError, match="long_text=middle is not one of"):
+        parts(ids, 8, "middle")
 
 
 def test_label_value_errors_name_the_place():
