@@ -127,18 +127,16 @@ def test_labelled_columns_and_test_sets(tmp_path, caplog):
     assert [s.tags for s in test.sentences] == [None, None]
     test = labelled(tmp_path, "Jim NNP\n\nsat VBD\n", **options)
     assert [s.tags for s in test.sentences] == [None, None]
-    test = labelled(tmp_path, "Jim NNP B-BAND\n\nsat VBD O\n", **options)
+    test = labelled(tmp_path, "Jim NNP B-BOX\n\nsat VBD O\n", **options)
     labels = ["O", "B-PER", "I-PER"]
-    with pytest.raises(
-        ValueError, match="txt:1: tag 'B-BAND' is not one of: O"
-    ):
+    with pytest.raises(ValueError, match="txt:1: tag 'B-BOX' is not one of: O"):
         labelling_data.check_known_tags(test, labels)
     labelling_data.check_known_tags(test, labels, labelled=False)
     assert [s.tags for s in test.sentences] == [None, None]
-    assert "tag 'B-BAND' is not known from training" in caplog.text
+    assert "tag 'B-BOX' is not known from training" in caplog.text
     labelling_data.write_predictions(test, [["O"], ["O"]], tmp_path / "out")
     assert (tmp_path / "out").read_text() == (
-        "Jim NNP B-BAND O\n\nsat VBD O O\n"
+        "Jim NNP B-BOX O\n\nsat VBD O O\n"
     )
 
 

@@ -12,8 +12,11 @@ from conftest import ROOT
 LEVELS = {
     0: {
         "checkpoint_names",
+        "chinese_data",
+        "choice_data",
         "classification_data",
         "common_flags",
+        "labelling_data",
         "masking",
         "metrics",
         "own_data",
