@@ -20,25 +20,42 @@ LEVELS = {
         "masking",
         "metrics",
         "own_data",
+        "pretraining_data",
+        "pretraining_data_beam",
+        "pretraining_shards",
+        "pretraining_writer",
         "processors",
         "reading_comprehension",
         "records",
         "squad_answers",
         "squad_data",
         "squad_metrics",
+        "tasks",
         "text_files",
         "tokenization",
+        "vocabulary_extension",
     },
     1: {
         "heads",
         "input_pipeline",
+        "labelling_heads",
         "modeling",
         "ops",
         "optimization",
         "tokenization_ops",
     },
-    2: {"checkpoints", "exporting", "finetuning", "training"},
+    2: {
+        "checkpoints",
+        "distribution",
+        "exporting",
+        "finetuning",
+        "reports",
+        "run_directory",
+        "training",
+    },
 }
+# Parts of a program that only the named module may import, when it is run.
+PARTS_OF = {"vocabulary": "tokenization"}
 LEVEL_OF = {name: level for level, names in LEVELS.items() for name in names}
 SCRIPT = re.compile(r"(run|create|extract|convert|export)_\w+|serve")
 HEAVY = {"tensorflow", "keras", "tensorflow_text", "tf_keras", "official"}
@@ -107,13 +124,17 @@ def names(paths):
 @pytest.mark.parametrize("path", modules(), ids=names(modules()))
 def test_imports_point_down(path):
     name = path.stem
-    assert name in LEVEL_OF or is_script(name), (
+    known = name in LEVEL_OF or name in PARTS_OF or is_script(name)
+    assert known, (
         f"{path.name} has no level: add a library to LEVELS here and to "
         "CONTRIBUTING.md, or name a script by a verb"
     )
     level = LEVEL_OF.get(name, 3)
     ours = {other.stem for other in modules()}
     for target in set(imported(ast.walk(parsed(path)))) & ours:
+        if target in PARTS_OF:
+            assert PARTS_OF[target] == name, f"{name} imports {target}"
+            continue
         assert not is_script(target), f"{name} imports the script {target}"
         assert LEVEL_OF[target] <= level, f"{name} imports {target}, above it"
 
@@ -154,7 +175,11 @@ def test_level_0_and_scripts_import_no_tensorflow_when_run():
     code = (
         "import importlib, sys\n"
         f"for name in {stems!r}:\n"
-        "    importlib.import_module(name)\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except ModuleNotFoundError as error:\n"
+        # An optional part whose own requirements are not installed here.
+        "        assert error.name == 'apache_beam', error\n"
         f"    bad = sorted({HEAVY!r} & set(sys.modules))\n"
         "    assert not bad, f'{name} loads {bad}'\n"
     )
@@ -179,7 +204,7 @@ def test_functions_have_at_most_60_lines_and_modules_700():
     long = []
     for path in python_files():
         lines = path.read_text(encoding="utf-8").count("\n")
-        if lines > 700:
+        if lines > 700 and path.parent.name != "tests":
             long.append(f"{path.name}: {lines} lines")
         for function in functions(parsed(path)):
             size = function.end_lineno - function.lineno + 1
