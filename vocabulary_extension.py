@@ -5,7 +5,11 @@ vocabulary.py. Old rows keep their numbers, so that the model keeps what it
 learned. Nothing here imports TensorFlow.
 """
 
+import json
+import os
 import re
+
+import common_flags
 
 
 def choose_new_words(counts, tokenizer, number, min_frequency=1):
@@ -77,3 +81,23 @@ def extend_rows(vocab_file, words, use_unused_rows=False):
     for place, word in zip(unused, new, strict=False):
         rows[place] = word
     return b"\n".join([*rows, b""]), len(rows)
+
+
+def write_config(init_checkpoint, output_checkpoint, vocab_size):
+    """Writes the old bert_config.json with the new size beside the new
+    checkpoint, and gives a note for the user.
+
+    A file that is there already is left alone."""
+    source, target = (
+        os.path.join(
+            path if os.path.isdir(path) else os.path.dirname(path),
+            "bert_config.json",
+        )
+        for path in (init_checkpoint, output_checkpoint)
+    )
+    if not os.path.isfile(source) or os.path.exists(target):
+        return f"; set vocab_size to {vocab_size} in the model's config"
+    config = common_flags.read_json(source)
+    config["vocab_size"] = vocab_size
+    common_flags.write_whole(target, json.dumps(config, indent=2) + "\n")
+    return f"; {target} has the new vocab_size"
