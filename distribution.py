@@ -81,7 +81,7 @@ def _tpu_strategy(tpu_name, num_tpu_cores):
         )
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, tf.errors.OpError) as error:
+    except (ValueError, OSError, tf.errors.OpError) as error:
         reason = str(error).split("\n")[0]
         raise ValueError(
             f"No TPU called {tpu_name!r} answers ({reason}). Check "
@@ -223,7 +223,9 @@ class Predictor:
 
         The last row fills up, so that no replica has none; `batches` cuts
         the copies off again."""
-        replicas = len(self._strategy.extended.worker_devices)
+        replicas = self._strategy.num_replicas_in_sync
+        if replicas > 1:
+            replicas = len(self._strategy.extended.worker_devices)
         if replicas < 2:
             return [features]
         share = -(-count // replicas)

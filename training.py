@@ -21,6 +21,7 @@ import tensorflow as tf
 import tqdm
 from absl import logging
 
+import checkpoints
 import distribution
 import optimization
 from distribution import (  # the names that callers look for here
@@ -244,7 +245,9 @@ class Trainer:
       better where `loss` is in its name, else higher.
     early_stopping_patience: end after so many evaluations without gain.
     save_optimizer_slots: write adam_m and adam_v to model.ckpt-N, too.
-    save_checkpoint, load_checkpoint: those of `checkpoints` by default.
+    save_checkpoint(prefix, model, optimizer, global_step) and
+      load_checkpoint(prefix, model, optimizer), which returns the step: by
+      default save_checkpoint and restore_checkpoint of `checkpoints`.
 
     Raises ValueError for a value out of range."""
 
@@ -271,11 +274,6 @@ class Trainer:
 
     def __post_init__(self):
         self._check()
-        if not (self.save_checkpoint and self.load_checkpoint):
-            import checkpoints
-
-            self.save_checkpoint = checkpoints.save_checkpoint
-            self.load_checkpoint = checkpoints.restore_checkpoint
         self.is_chief = distribution.is_chief(self.strategy)
         self._workers = distribution.num_workers(self.strategy)
         self._evaluate_every = (
@@ -288,8 +286,8 @@ class Trainer:
             self.output_dir,
             self.model,
             self.optimizer,
-            self.save_checkpoint,
-            self.load_checkpoint,
+            self.save_checkpoint or checkpoints.save_checkpoint,
+            self.load_checkpoint or checkpoints.restore_checkpoint,
             self.is_chief,
         )
         step = TrainStep(

@@ -1,0 +1,727 @@
+"""training.py, run_directory.py and distribution.py on a toy task."""
+
+import json
+import logging
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_training as toy
+
+import distribution
+import training
+
+# Before any test starts TensorFlow: two replicas need two devices.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 2,
+)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return training.make_strategy("one_device")
+
+
+@pytest.fixture(scope="module")
+def mirrored():
+    return training.make_strategy("mirrored")
+
+
+@pytest.fixture
+def log():
+    """The lines that absl logs during a test."""
+
+    class Lines(logging.Handler):
+        def __init__(self):
+            super().__init__()
+            self.lines = []
+
+        def emit(self, record):
+            self.lines.append(record.getMessage())
+
+    handler, logger = Lines(), logging.getLogger("absl")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler.lines
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+def weights_of(trainer):
+    """All variables of the model and the optimizer as numpy arrays."""
+    variables = [*trainer.model.variables, *trainer.optimizer.variables]
+    return [variable.value.numpy() for variable in variables]
+
+
+def assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def run(strategy, directory, batch_size=32, change=None, **options):
+    """Trains the toy; gives the trainer and its result."""
+    trainer = toy.make_trainer(
+        strategy, directory, train_batch_size=batch_size, **options
+    )
+    dataset_fn = toy.dataset_fn_of(batch_size, change=change)
+    return trainer, trainer.train(dataset_fn, options.pop("evaluate", None))
+
+
+# ----------------------------------------------------- the same on any number
+
+
+def test_mirrored_equals_one_device(one_device, mirrored, tmp_path):
+    _, alone = run(one_device, tmp_path / "a")
+    trainer, shared = run(mirrored, tmp_path / "b", steps_per_loop=7)
+    assert trainer.replica_batch_size == 16
+    np.testing.assert_allclose(shared.losses, alone.losses, atol=1e-5)
+    assert len(alone.losses) == 20 and alone.global_step == 20
+
+
+def start_process(options, **environment):
+    """Starts a process that trains the toy."""
+    script = pathlib.Path(toy.__file__)
+    return subprocess.Popen(
+        [sys.executable, str(script), json.dumps(options)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.mark.slow
+def test_two_workers_equal_one_device(one_device, tmp_path):
+    trainer, alone = run(one_device, tmp_path / "a", save_checkpoints_steps=9)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    options = {
+        "strategy": "auto",
+        "output_dir": str(tmp_path / "b"),
+        "save_checkpoints_steps": 9,
+    }
+    processes = []
+    for index in range(2):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": cluster, "task": task})
+        processes.append(start_process(options, TF_CONFIG=config))
+    for process in processes:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output[-3000:]
+    logits = training.predict(
+        trainer.model, [{"input_ids": toy.rows()["input_ids"][:7]}]
+    )["logits"]
+    for index in range(2):
+        text = (tmp_path / "b" / f"losses-{index}.json").read_text()
+        written = json.loads(text)
+        np.testing.assert_allclose(written["losses"], alone.losses, atol=1e-5)
+        np.testing.assert_allclose(written["logits"], logits, atol=1e-5)
+        assert written["chief"] == (index == 0)
+        assert written["workers"] == written["replicas"] == 2
+    names = {path.name for path in (tmp_path / "b" / "resume").iterdir()}
+    assert names == {"step-18", "step-20"}
+
+
+def test_accumulation_equals_one_batch(one_device, tmp_path):
+    whole, one = run(one_device, tmp_path / "a", init_lr=0.01)
+    parts, four = run(
+        one_device, tmp_path / "b", init_lr=0.01, accumulation_steps=4
+    )
+    np.testing.assert_allclose(four.losses, one.losses, atol=2e-6)
+    for a, b in zip(weights_of(whole), weights_of(parts), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert parts.optimizer.iterations.numpy() == 20
+
+
+def test_accumulation_on_two_replicas(one_device, mirrored, tmp_path):
+    _, one = run(one_device, tmp_path / "a")
+    _, four = run(mirrored, tmp_path / "b", accumulation_steps=2)
+    np.testing.assert_allclose(four.losses, one.losses, atol=1e-5)
+
+
+def test_eager_stepping_gives_the_same(one_device, tmp_path):
+    _, graph = run(one_device, tmp_path / "a", num_train_steps=4)
+    _, eager = run(
+        one_device, tmp_path / "b", num_train_steps=4, run_eagerly=True
+    )
+    np.testing.assert_allclose(eager.losses, graph.losses, atol=1e-6)
+
+
+def test_steps_per_loop_changes_nothing(one_device, tmp_path):
+    first, one = run(one_device, tmp_path / "a", steps_per_loop=1, rate=0.2)
+    second, many = run(one_device, tmp_path / "b", steps_per_loop=9, rate=0.2)
+    np.testing.assert_array_equal(one.losses, many.losses)
+    assert_same(weights_of(first), weights_of(second))
+
+
+def test_seed_decides_dropout(one_device, tmp_path):
+    _, first = run(one_device, tmp_path / "a", num_train_steps=3, rate=0.4)
+    _, again = run(one_device, tmp_path / "b", num_train_steps=3, rate=0.4)
+    _, other = run(
+        one_device, tmp_path / "c", num_train_steps=3, rate=0.4, seed=5
+    )
+    np.testing.assert_array_equal(first.losses, again.losses)
+    assert not np.array_equal(first.losses, other.losses)
+
+
+def test_dropout_seeds_are_pure_and_all_different():
+    seeds = {
+        tuple(distribution.dropout_seed(s, step, replica, micro).numpy())
+        for s in (0, 1)
+        for step in (0, 1, 2, 1000)
+        for replica in (0, 1)
+        for micro in (0, 1)
+    }
+    assert len(seeds) == 32
+    first = distribution.dropout_seed(3, tf.constant(7, tf.int64), 1)
+    second = distribution.dropout_seed(3, 7, 1)
+    np.testing.assert_array_equal(first, second)
+
+
+# -------------------------------------------------------------------- resume
+
+
+@pytest.fixture(scope="module")
+def unbroken(one_device, tmp_path_factory):
+    """The weights after 20 steps in one run, with dropout."""
+    trainer, result = run(
+        one_device,
+        tmp_path_factory.mktemp("unbroken"),
+        rate=0.3,
+        save_checkpoints_steps=4,
+    )
+    return weights_of(trainer), result
+
+
+def terminate_at(step, strategy, directory, **options):
+    """Trains until SIGTERM comes while a step is read."""
+    trainer = toy.make_trainer(
+        strategy,
+        directory,
+        rate=0.3,
+        save_checkpoints_steps=4,
+        steps_per_loop=2,
+        **options,
+    )
+    action = (step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    dataset_fn = toy.dataset_fn_of(32, action=action)
+    with pytest.raises(SystemExit) as stopped:
+        trainer.train(dataset_fn)
+    assert stopped.value.code == 143
+
+
+def test_sigterm_saves_and_the_next_run_goes_on(one_device, tmp_path, unbroken):
+    before = signal.getsignal(signal.SIGTERM)
+    terminate_at(10, one_device, tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is before
+    states = [int(p.name[5:]) for p in (tmp_path / "resume").iterdir()]
+    assert 5 < max(states) < 20
+    trainer, result = run(
+        one_device, tmp_path, rate=0.3, save_checkpoints_steps=4
+    )
+    assert result.first_step == max(states)
+    assert_same(weights_of(trainer), unbroken[0])
+    np.testing.assert_array_equal(
+        result.losses, unbroken[1].losses[max(states) :]
+    )
+
+
+def test_resume_on_another_number_of_replicas(one_device, mirrored, tmp_path):
+    _, alone = run(one_device, tmp_path / "a")
+    path = tmp_path / "b"
+    run(one_device, path, num_train_steps=10, planned_steps=20)
+    _, rest = run(mirrored, path)
+    assert rest.first_step == 10
+    np.testing.assert_allclose(rest.losses, alone.losses[10:], atol=1e-5)
+
+
+def kill_and_resume(directory, steps):
+    """Kills the process at each of some steps, then lets it finish."""
+    options = {
+        "strategy": "one_device",
+        "output_dir": str(directory),
+        "rate": 0.3,
+        "save_checkpoints_steps": 4,
+        "steps_per_loop": 3,
+    }
+    for step in [*steps, None]:
+        process = start_process({**options, "kill_at": step})
+        output, _ = process.communicate(timeout=300)
+        expected = 0 if step is None else -signal.SIGKILL
+        assert process.returncode == expected, output[-3000:]
+
+
+def assert_ends_as(directory, unbroken):
+    """The resume state at step 20 has the bits of the unbroken run."""
+    trainer = toy.make_trainer(
+        training.make_strategy("one_device"), directory, rate=0.3
+    )
+    result = trainer.train(toy.dataset_fn_of(32))
+    assert result.first_step == result.global_step == 20
+    assert_same(weights_of(trainer), unbroken[0])
+
+
+@pytest.mark.slow
+def test_killed_twice_ends_with_the_same_bits(tmp_path, unbroken):
+    kill_and_resume(tmp_path, [3, 13])
+    assert_ends_as(tmp_path, unbroken)
+
+
+@pytest.mark.soak
+def test_killed_ten_times_ends_with_the_same_bits(tmp_path, unbroken):
+    steps = sorted(random.Random().choices(range(1, 20), k=10))
+    print("killed at", steps)
+    kill_and_resume(tmp_path, steps)
+    assert_ends_as(tmp_path, unbroken)
+
+
+def test_nothing_left_to_train(one_device, tmp_path, log):
+    run(one_device, tmp_path, num_train_steps=5)
+    files = sorted(tmp_path.rglob("*"))
+    trainer, result = run(one_device, tmp_path, num_train_steps=5)
+    assert result.first_step == result.global_step == 5
+    assert len(result.losses) == 0
+    assert any("already at step 5 of 5" in line for line in log)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_directory_with_slots_but_no_resume_state(one_device, tmp_path):
+    """As the original leaves it: model.ckpt-N with slots and a step."""
+    whole, _ = run(one_device, tmp_path / "a")
+    path = tmp_path / "b"
+    run(
+        one_device,
+        path,
+        num_train_steps=8,
+        planned_steps=20,
+        save_optimizer_slots=True,
+    )
+    for state in (path / "resume").glob("step-*"):
+        for file in state.iterdir():
+            file.unlink()
+    trainer, rest = run(one_device, path)
+    assert rest.first_step == 8
+    assert_same(weights_of(trainer), weights_of(whole))
+
+
+def test_half_written_states_are_ignored(one_device, tmp_path):
+    run(one_device, tmp_path, num_train_steps=6, planned_steps=12)
+    (tmp_path / "resume" / "step-9").mkdir()
+    (tmp_path / "resume" / ".new").mkdir()
+    (tmp_path / "resume" / ".new" / "variables.index").write_text("half")
+    _, result = run(one_device, tmp_path, num_train_steps=12)
+    assert result.first_step == 6
+    left = {p.name for p in (tmp_path / "resume").iterdir()}
+    assert left == {"step-6", "step-9", "step-12"}
+
+
+def test_state_of_another_model_is_refused(one_device, tmp_path):
+    run(one_device, tmp_path, num_train_steps=2)
+    trainer = toy.make_trainer(one_device, tmp_path, num_train_steps=4)
+    trainer.model.extra = tf.keras.layers.Dense(2)
+    trainer.model.extra.build((None, 2))
+    with pytest.raises(ValueError, match="cannot be resumed with this model"):
+        trainer.train(toy.dataset_fn_of(32))
+
+
+def test_another_seed_is_told(one_device, tmp_path, log):
+    run(one_device, tmp_path, num_train_steps=2, planned_steps=4)
+    run(one_device, tmp_path, num_train_steps=4, seed=7)
+    assert any("began with seed 0 and goes on with seed 7" in x for x in log)
+
+
+# --------------------------------------------------------------- checkpoints
+
+
+def test_five_checkpoints_and_two_states_are_kept(one_device, tmp_path):
+    run(one_device, tmp_path, save_checkpoints_steps=3)
+    steps = [9, 12, 15, 18, 20]
+    assert (
+        sorted(
+            int(p.stem.split("-")[1])
+            for p in tmp_path.glob("model.ckpt-*.index")
+        )
+        == steps
+    )
+    assert tf.train.latest_checkpoint(tmp_path).endswith("model.ckpt-20")
+    state = tf.train.get_checkpoint_state(tmp_path)
+    listed = [p.rsplit("-", 1)[1] for p in state.all_model_checkpoint_paths]
+    assert listed == [str(step) for step in steps]
+    names = {path.name for path in (tmp_path / "resume").iterdir()}
+    assert names == {"step-18", "step-20"}
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_slots_are_written_only_where_asked_and_used(one_device, tmp_path):
+    for slots in (False, True):
+        path = tmp_path / str(slots)
+        run(one_device, path, num_train_steps=2, save_optimizer_slots=slots)
+        prefix = tf.train.latest_checkpoint(path)
+        names = [name for name, _ in tf.train.list_variables(prefix)]
+        count = sum(name.endswith("/adam_v") for name in names)
+        assert count == (7 if slots else 0)  # the pooler got no gradient
+
+
+# ---------------------------------------------------------------- divergence
+
+
+def test_nan_stops_the_run_and_names_the_step(one_device, tmp_path):
+    order = np.random.default_rng([0, 3]).permutation(toy.ROWS)
+    bad_row = order[40]  # second batch of the fourth epoch
+
+    def change(data):
+        data["weight"][bad_row] = 0
+        data["value"][bad_row] = 0
+
+    def poison(data):
+        data["weight"][bad_row] = 1
+        data["value"][bad_row] = np.nan
+
+    step = next(
+        s
+        for s in range(20)
+        if bad_row
+        in np.random.default_rng([0, s // 3]).permutation(toy.ROWS)[
+            s % 3 * 32 : (s % 3 + 1) * 32
+        ]
+    )
+    with pytest.raises(training.TrainingDiverged) as error:
+        run(one_device, tmp_path, change=poison, save_checkpoints_steps=1)
+    assert f"The loss is nan at step {step + 1} of 20" in str(error.value)
+    assert f"is model.ckpt-{step}." in str(error.value)
+    last = tf.train.load_checkpoint(tf.train.latest_checkpoint(tmp_path))
+    assert last.get_tensor("global_step") == step
+    for name in last.get_variable_to_shape_map():
+        assert np.isfinite(last.get_tensor(name)).all()
+    _, result = run(one_device, tmp_path, change=change)
+    assert result.first_step == step and result.global_step == 20
+
+
+def test_infinite_gradient_is_caught_before_the_weights(one_device, tmp_path):
+    def change(data):
+        data["value"][:] = 1e25  # its square is past float32
+        data["weight"][:] = 1
+
+    with pytest.raises(training.TrainingDiverged, match="inf at step 1 of"):
+        run(one_device, tmp_path, change=change)
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def evaluating(values, name="eval_accuracy"):
+    """An evaluate() that gives prepared values one after the other."""
+    given = iter(values)
+    return lambda: {name: next(given), "other": 1}
+
+
+def train_with(strategy, directory, evaluate, **options):
+    trainer = toy.make_trainer(strategy, directory, **options)
+    return trainer, trainer.train(toy.dataset_fn_of(32), evaluate)
+
+
+def test_best_checkpoint_is_kept_and_loaded(one_device, tmp_path):
+    seen = []
+    values = iter([0.5, 0.8, 0.7, 0.6, 0.1])
+    trainer = toy.make_trainer(
+        one_device, tmp_path, eval_steps=4, best_metric="eval_accuracy"
+    )
+
+    def evaluate():
+        seen.append(trainer.model.classes.bias.numpy())
+        return {"eval_accuracy": next(values)}
+
+    result = trainer.train(toy.dataset_fn_of(32), evaluate)
+    steps = [entry["global_step"] for entry in result.evaluations]
+    assert steps == [4, 8, 12, 16, 20]
+    assert result.best_checkpoint.endswith("best/model.ckpt-8")
+    assert result.best_value == 0.8
+    metrics = json.loads((tmp_path / "best" / "metrics.json").read_text())
+    assert metrics == {"global_step": 8, "eval_accuracy": 0.8}
+    assert len(list((tmp_path / "best").glob("*.index"))) == 1
+    assert trainer.load_best() == result.best_checkpoint
+    np.testing.assert_array_equal(trainer.model.classes.bias.numpy(), seen[1])
+
+
+def test_patience_counts_evaluations(one_device, tmp_path, log):
+    options = {
+        "eval_steps": 2,
+        "best_metric": "eval_loss",
+        "early_stopping_patience": 3,
+    }
+    values = [0.9, 0.5, 0.6, 0.5, 0.7, 0.1, 0.1]
+    _, result = train_with(
+        one_device, tmp_path, evaluating(values, "eval_loss"), **options
+    )
+    assert result.stopped_early and result.global_step == 10
+    assert result.best_checkpoint.endswith("model.ckpt-4")
+    assert tf.train.latest_checkpoint(tmp_path).endswith("model.ckpt-10")
+    _, again = train_with(
+        one_device, tmp_path, evaluating([], "eval_loss"), **options
+    )
+    assert again.first_step == again.global_step == 10
+    assert again.best_checkpoint == result.best_checkpoint
+    assert any("stopped early: nothing to train" in line for line in log)
+
+
+def test_patience_survives_an_interruption(one_device, tmp_path):
+    options = {
+        "eval_steps": 2,
+        "best_metric": "eval_accuracy",
+        "early_stopping_patience": 3,
+        "planned_steps": 20,
+    }
+    train_with(
+        one_device,
+        tmp_path,
+        evaluating([0.5, 0.4, 0.4]),
+        num_train_steps=6,
+        **options,
+    )
+    _, result = train_with(one_device, tmp_path, evaluating([0.3]), **options)
+    assert result.stopped_early and result.global_step == 8
+    assert result.best_value == 0.5
+
+
+def test_evaluation_each_epoch_by_default(one_device, tmp_path):
+    _, result = train_with(
+        one_device,
+        tmp_path,
+        evaluating([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]),
+        steps_per_epoch=3,
+        best_metric="eval_accuracy",
+        early_stopping_patience=2,
+    )
+    steps = [entry["global_step"] for entry in result.evaluations]
+    assert steps == [3, 6, 9, 12, 15, 18, 20]
+
+
+def test_nan_is_never_the_best(one_device, tmp_path):
+    _, result = train_with(
+        one_device,
+        tmp_path,
+        evaluating([float("nan"), 0.2, float("nan")]),
+        eval_steps=4,
+        num_train_steps=12,
+        best_metric="eval_accuracy",
+    )
+    assert result.best_checkpoint.endswith("model.ckpt-8")
+
+
+def test_patience_that_cannot_fire_is_told(one_device, tmp_path, log):
+    train_with(
+        one_device,
+        tmp_path,
+        evaluating([0.1] * 4),
+        num_train_steps=4,
+        eval_steps=1,
+        best_metric="eval_accuracy",
+        early_stopping_patience=4,
+    )
+    assert any("cannot stop a run of 4 evaluations" in line for line in log)
+
+
+def test_unknown_metric_is_an_error(one_device, tmp_path):
+    with pytest.raises(
+        ValueError, match="'f1' is not among .*: eval_accuracy, other"
+    ):
+        train_with(
+            one_device,
+            tmp_path,
+            evaluating([0.1]),
+            eval_steps=1,
+            best_metric="f1",
+        )
+
+
+# ------------------------------------------------------------------ the log
+
+
+def test_log_line_has_the_rate_of_its_step(one_device, tmp_path, log):
+    """Step 5 of a warm-up over 10 to 1e-4 is 5e-5, not 2.5e-5."""
+    trainer = toy.make_trainer(
+        one_device, tmp_path, planned_steps=100, log_steps=5
+    )
+    trainer.optimizer.learning_rate = (
+        training.optimization.learning_rate_schedule(1e-4, 100, 10)
+    )
+    trainer.train(toy.dataset_fn_of(32))
+    line = next(text for text in log if text.startswith("step 5 of 20"))
+    assert "learning rate 5e-05" in line
+    assert "(class " in line and " score " in line
+    later = next(text for text in log if text.startswith("step 10 of 20"))
+    assert "examples/s" in later and " left" in later
+
+
+def test_steps_without_a_rate_are_told(one_device, tmp_path, log):
+    run(one_device, tmp_path, num_train_steps=6, planned_steps=4)
+    told = [line for line in log if "nothing will be learned" in line]
+    assert len(told) == 1 and "planned for 4 steps" in told[0]
+
+
+def test_tensorboard_scalars(one_device, tmp_path):
+    from tensorboard.backend.event_processing import event_accumulator
+
+    train_with(
+        one_device,
+        tmp_path,
+        evaluating([0.25, 0.5]),
+        tensorboard=True,
+        log_steps=4,
+        eval_steps=10,
+    )
+    found = {}
+    for part in ("", "eval"):
+        events = event_accumulator.EventAccumulator(str(tmp_path / part))
+        events.Reload()
+        for tag in events.Tags()["tensors"]:
+            found[part + tag] = [
+                (event.step, float(tf.make_ndarray(event.tensor_proto)))
+                for event in events.Tensors(tag)
+            ]
+    assert [step for step, _ in found["loss"]] == [4, 8, 12, 16, 20]
+    assert found["evaleval_accuracy"] == [(10, 0.25), (20, 0.5)]
+    assert {"learning_rate", "gradient_norm", "examples_per_second"} <= set(
+        found
+    )
+    assert found["learning_rate"][-1][1] == 0
+
+
+def test_no_events_and_no_bar_unless_asked(one_device, tmp_path, capfd):
+    run(one_device, tmp_path, num_train_steps=3)
+    assert not list(tmp_path.glob("events*"))
+    assert "step/s" not in capfd.readouterr().err
+
+
+# ----------------------------------------------------------------- bad input
+
+
+def test_batch_that_replicas_cannot_share(mirrored, tmp_path):
+    with pytest.raises(
+        ValueError, match="train_batch_size=33 cannot be shared .* 2 replicas"
+    ):
+        toy.make_trainer(mirrored, tmp_path, train_batch_size=33)
+
+
+def test_batch_that_accumulation_cannot_share(mirrored, tmp_path):
+    with pytest.raises(
+        ValueError, match="=32 gives 16 .* accumulation_steps=3 does not"
+    ):
+        toy.make_trainer(mirrored, tmp_path, accumulation_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_train_steps": 0, "planned_steps": 1}, "num_train_steps=0 must"),
+        ({"save_checkpoints_steps": 0}, "save_checkpoints_steps=0 must be"),
+        ({"train_batch_size": 0}, "train_batch_size=0 must be at least 1"),
+        ({"early_stopping_patience": 2}, "needs best_metric"),
+        (
+            {"original_embedding_clip": True, "accumulation_steps": 2},
+            "with 1 replicas and accumulation_steps=2",
+        ),
+    ],
+)
+def test_bad_options_say_why(one_device, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        toy.make_trainer(one_device, tmp_path, **options)
+
+
+def test_quirk_is_refused_on_two_replicas(mirrored, tmp_path):
+    with pytest.raises(ValueError, match="with 2 replicas and"):
+        toy.make_trainer(mirrored, tmp_path, original_embedding_clip=True)
+
+
+def test_patience_needs_an_evaluation(one_device, tmp_path):
+    trainer = toy.make_trainer(
+        one_device, tmp_path, best_metric="x", early_stopping_patience=1
+    )
+    with pytest.raises(ValueError, match="give an evaluation set"):
+        trainer.train(toy.dataset_fn_of(32))
+
+
+def test_strategies_by_name(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert training.make_strategy("auto").num_replicas_in_sync == 1
+    assert training.make_strategy("mirrored").num_replicas_in_sync == 2
+    assert distribution.is_chief(training.make_strategy("auto"))
+    with pytest.raises(ValueError, match="'many' is not one of: auto, one_d"):
+        training.make_strategy("many")
+    with pytest.raises(ValueError, match="needs the environment variable"):
+        training.make_strategy("multi_worker_mirrored")
+    monkeypatch.setenv("TF_CONFIG", "{oops")
+    with pytest.raises(ValueError, match="TF_CONFIG is no JSON"):
+        training.make_strategy("auto")
+
+
+def test_no_tpu_is_one_sentence(monkeypatch):
+    def resolver(tpu):
+        raise OSError("name not known\nmore")
+
+    monkeypatch.setattr(
+        tf.distribute.cluster_resolver, "TPUClusterResolver", resolver
+    )
+    with pytest.raises(ValueError) as error:
+        training.make_strategy("auto", use_tpu=True, tpu_name="v3")
+    assert str(error.value) == (
+        "No TPU called 'v3' answers (name not known). Check --tpu_name, or "
+        "leave out --use_tpu."
+    )
+
+
+def test_precision_names():
+    assert distribution.dtype_policy("bfloat16") == "mixed_bfloat16"
+    with pytest.raises(ValueError, match="'fp8' is not one of: float32, b"):
+        distribution.dtype_policy("fp8")
+
+
+# ---------------------------------------------------------------- prediction
+
+
+@pytest.mark.parametrize("size", [1, 5, 32])
+def test_predictions_keep_the_order_of_rows(one_device, mirrored, size):
+    ids = toy.rows()["input_ids"][:33]
+    batches = [
+        {"input_ids": ids[start : start + size]}
+        for start in range(0, len(ids), size)
+    ]
+    for strategy in (one_device, mirrored):
+        with strategy.scope():
+            toy.keras.utils.set_random_seed(2)
+            model = toy.ToyTask()
+        expected = model({"input_ids": ids})["logits"].numpy()
+        for eagerly in (False, True):
+            got = training.predict(model, batches, strategy, eagerly)
+            assert got["logits"].shape == (33, 3)
+            np.testing.assert_allclose(got["logits"], expected, atol=1e-6)
+
+
+def test_batches_of_unequal_length_are_filled_up(one_device):
+    model = toy.ToyTask(rate=0.5)
+    ids = toy.rows()["input_ids"] + 1
+    batches = [{"input_ids": ids[:3, :4] % 20}, {"input_ids": ids[3:5] % 20}]
+    predictor = training.Predictor(model, one_device)
+    outputs = predictor.all(iter(batches))
+    assert outputs["tokens"].shape == (5, 6, 8)
+    assert (outputs["tokens"][:3, 4:] == 0).all()
+    again = predictor.all(tf.data.Dataset.from_tensors(batches[1]))
+    np.testing.assert_array_equal(again["tokens"], outputs["tokens"][3:])
