@@ -27,7 +27,7 @@ def label_names(model_directory, count):
         path = directory / "run.json"
         if path.is_file():
             run = json.loads(path.read_text(encoding="utf-8"))
-            names = run.get("labels") or []
+            names = run.get("description", {}).get("labels") or []
             if len(names) == count:
                 return [str(name) for name in names]
     return [f"class {i}" for i in range(count)]

@@ -196,7 +196,8 @@ def test_label_names_come_from_the_run(classify, tmp_path):
     export = tmp_path / "saved_model" / "1"
     export.mkdir(parents=True)
     assert classify.label_names(export, 2) == ["class 0", "class 1"]
-    (tmp_path / "run.json").write_text('{"labels": ["no", "yes"]}')
+    run = {"description": {"labels": ["no", "yes"]}}
+    (tmp_path / "run.json").write_text(json.dumps(run))
     assert classify.label_names(export, 2) == ["no", "yes"]
 
 
