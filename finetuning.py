@@ -137,7 +137,7 @@ class Voyage:
         )
         if self.former and self.former.get("task") == task.name:
             task.restore(self.former["description"])
-        self.sets, self.tables = {}, {}
+        self.sets, self.tables, self._final = {}, {}, {}
         self.best = None
 
     def _check_length(self):
@@ -183,29 +183,35 @@ class Voyage:
             for suffix, examples in sets.items():
                 if not examples:
                     raise ValueError(f"The {split}{suffix} set has no rows.")
+                table = self._table_of(examples)
+                if table is None:
+                    table = self._featurize(examples, split)
                 self.sets[split + suffix] = examples
-                self.tables[split + suffix] = self._featurize(examples, split)
+                self.tables[split + suffix] = table
+
+    def _table_of(self, examples):
+        """The table of a list that is an earlier set too, or None."""
+        for key, former in self.sets.items():
+            if former is examples:
+                return self.tables[key]
+        return None
 
     def _featurize(self, examples, split):
-        rows, owners = [], []
-        for number, example in enumerate(examples):
-            for row in self.task.featurize(example):
-                rows.append(row)
-                owners.append(number)
-        if not rows:
+        rows, owners = self.task.featurize_all(examples, split)
+        if not rows and (split == "train" or not self.task.rowless_examples):
             raise ValueError(
                 f"None of the {len(examples)} {split} examples gives a row."
             )
         spec = self.task.feature_spec()
         table = input_pipeline.FeatureTable(spec, rows, self.task.group)
-        table.owners = np.array(owners)
+        table.owners = np.array(owners, np.int64)
         logging.info(
             "%s: %d examples, %d rows, %d tokens, longest %d",
             split,
             len(examples),
             len(rows),
             table.lengths.sum(),
-            table.lengths.max(),
+            table.lengths.max(initial=0),
         )
         return table
 
@@ -266,10 +272,11 @@ class Voyage:
     def _write_records(self):
         if not (FLAGS.write_records and self.is_chief):
             return
-        names = {"train": "train", "eval": "eval", "predict": "predict"}
+        names = self.task.record_names
         for key, table in self.tables.items():
             if key in names:
-                table.write(os.path.join(self.output_dir, f"{key}.tf_record"))
+                name = f"{names[key]}.tf_record"
+                table.write(os.path.join(self.output_dir, name))
 
     # ---- the model
 
@@ -290,6 +297,7 @@ class Voyage:
             )
         distribution.make_deterministic(self.seed)
         padded = FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
+        padded = padded or self.task.padded
         self._length = FLAGS.max_seq_length if padded else None
         policy = distribution.dtype_policy(FLAGS.precision)
         with self.strategy.scope():
@@ -417,6 +425,8 @@ class Voyage:
     def outputs(self, key, batch_size):
         """Runs the model over a set: {output name: one entry per row}."""
         table = self.tables[key]
+        if not len(table):
+            return {"example": table.owners}
         collected = {}
         batches = input_pipeline.sorted_batches(table, batch_size, self._length)
         count = -(-len(table) // batch_size)
@@ -448,6 +458,17 @@ class Voyage:
         outputs["example"] = table.owners
         return outputs
 
+    def _final_outputs(self, key, batch_size):
+        """`outputs` of the trained model, once for sets that are one list."""
+        table = self.tables[key]
+        if id(table) not in self._final:
+            outputs = self.outputs(key, batch_size)
+            shared = sum(other is table for other in self.tables.values()) > 1
+            if not shared:
+                return outputs
+            self._final[id(table)] = outputs
+        return self._final[id(table)]
+
     def _dev_scores(self):
         """The metrics of all dev sets."""
         scores = {}
@@ -468,7 +489,7 @@ class Voyage:
             if not key.startswith("eval"):
                 continue
             suffix = key.removeprefix("eval")
-            outputs = self.outputs(key, FLAGS.eval_batch_size)
+            outputs = self._final_outputs(key, FLAGS.eval_batch_size)
             found = self.task.score(examples, outputs, FLAGS.eval_batch_size)
             results |= {name + suffix: value for name, value in found.items()}
             written += self.task.write_evaluation(
@@ -497,7 +518,7 @@ class Voyage:
         written = []
         for key, examples in self.sets.items():
             if key.startswith("predict"):
-                outputs = self.outputs(key, FLAGS.predict_batch_size)
+                outputs = self._final_outputs(key, FLAGS.predict_batch_size)
                 suffix = key.removeprefix("predict")
                 written += self.task.write(
                     examples, outputs, self.output_dir, suffix

@@ -39,9 +39,7 @@ class FeatureTable:
             elif feature.name != "input_mask" or self._has_mask(rows):
                 parts = self._sequences(rows, feature.name)
                 lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-                self._flat[feature.name] = np.fromiter(
-                    (v for part in parts for v in part), dtype, lengths.sum()
-                )
+                self._flat[feature.name] = _joined(parts, dtype, lengths.sum())
         self._sizes = lengths
         self._starts = np.cumsum(lengths) - lengths
         per_row = lengths.reshape(self._count, group)
@@ -130,6 +128,13 @@ class FeatureTable:
                         }
                     )
                 )
+
+
+def _joined(parts, dtype, size):
+    """One array of many lists or arrays of `size` numbers altogether."""
+    if parts and isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, dtype=dtype, casting="same_kind")
+    return np.fromiter((v for part in parts for v in part), dtype, size)
 
 
 class EpochOrder:

@@ -45,6 +45,10 @@ class Task:
     sequence_outputs = ()  # outputs that have the token axis
     group = 1  # token sequences in one row
     learning_rate_multipliers = ()  # (regex on variable.path, factor) pairs
+    padded = False  # every batch at full length, padding computed
+    rowless_examples = False  # an example to be answered may have no row
+    # What --write_records calls the files of each set.
+    record_names = {"train": "train", "eval": "eval", "predict": "predict"}
 
     tokenizer = None
 
@@ -72,6 +76,15 @@ class Task:
 
         Token features are not padded; `input_mask` may be left out."""
         raise NotImplementedError
+
+    def featurize_all(self, examples, split):
+        """Gives the rows of a set and, of each, the number of its example."""
+        rows, owners = [], []
+        for number, example in enumerate(examples):
+            for row in self.featurize(example):
+                rows.append(row)
+                owners.append(number)
+        return rows, owners
 
     def feature_spec(self):
         """The records.FeatureSpec that writes and parses the rows."""
