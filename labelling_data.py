@@ -236,7 +236,14 @@ _PARTS = re.compile(r"([BIESLUM])-(.+)", re.DOTALL)
 _MISSPELT = re.compile(r"[BIESLUM][_:./|+ ].+|[bieslum][-_].+|[BIESLUM]-|o|0")
 
 
-def _parts(tag):
+# Characters that are words of their own, as a range of regular expressions.
+CJK = (
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
+    "\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
+)
+
+
+def tag_parts(tag):
     """('B', 'PER') of 'B-PER'; ('O', None) of any tag without a prefix."""
     match = _PARTS.fullmatch(tag)
     return match.groups() if match else ("O", None)
@@ -294,7 +301,7 @@ def _iob_version(sentences):
     for sentence in sentences:
         before = None
         for tag in sentence.tags:
-            prefix, kind = _parts(tag)
+            prefix, kind = tag_parts(tag)
             if kind is not None and kind != before:
                 needless += prefix == "B"
                 bare += prefix == "I"
@@ -317,7 +324,7 @@ def to_iob2(tags):
     without a beginning begins one, as conlleval has it."""
     converted, before, is_open = [], None, False
     for tag in tags:
-        prefix, kind = _parts(tag)
+        prefix, kind = tag_parts(tag)
         if kind is None:
             converted.append("O")
         elif prefix in "IMEL" and is_open and kind == before:
@@ -334,12 +341,12 @@ def from_iob2(tags, scheme):
         return list(tags)
     converted = []
     for index, tag in enumerate(tags):
-        prefix, kind = _parts(tag)
+        prefix, kind = tag_parts(tag)
         follows = index + 1 < len(tags) and tags[index + 1] == f"I-{kind}"
         if kind is None:
             converted.append("O")
         elif scheme == "IOB1":
-            beside = index > 0 and _parts(tags[index - 1])[1] == kind
+            beside = index > 0 and tag_parts(tags[index - 1])[1] == kind
             keep = prefix == "B" and beside
             converted.append(f"{'B' if keep else 'I'}-{kind}")
         else:
@@ -372,7 +379,7 @@ def labels_of(sentences, scheme="IOB2"):
     tags = {tag for sentence in sentences for tag in sentence.tags or ()}
     if scheme == "plain":
         return sorted(tags)
-    kinds = sorted({_parts(tag)[1] for tag in tags} - {None})
+    kinds = sorted({tag_parts(tag)[1] for tag in tags} - {None})
     return ["O"] + [f"{p}-{kind}" for kind in kinds for p in "BI"]
 
 
@@ -406,19 +413,41 @@ def check_known_tags(labelled_file, labels, labelled=True):
             return
 
 
-def allowed_transitions(labels):
+def read_labels(path, scheme="IOB2"):
+    """The labels of a file with one on each line, in the file's order.
+
+    Blank lines are skipped; tags of other schemes count as those of IOB2 that
+    they become. Raises ValueError for a file without labels."""
+    labels = []
+    for _, text in read_lines(path):
+        label = text.strip()
+        prefix, kind = tag_parts(label)
+        if scheme != "plain" and kind is not None:
+            begins = prefix in "BSU" or scheme == "IOB1"
+            label = f"{'B' if begins else 'I'}-{kind}"
+            other = f"{'I' if begins else 'B'}-{kind}"
+            labels += [label, other]
+        elif label:
+            labels.append(label)
+    if not labels:
+        raise ValueError(f"{path}: holds no labels. Give one on each line.")
+    return list(dict.fromkeys(labels))
+
+
+def allowed_transitions(labels, scheme="IOB2"):
     """Which label may follow which: (starts bool [C], follows bool [C, C]).
 
-    I-X stands only after B-X or I-X; everything else is free."""
+    I-X stands only after B-X or I-X; everything else is free. Plain tags all
+    are, whatever they look like."""
     import numpy
 
     starts = numpy.ones(len(labels), bool)
     follows = numpy.ones((len(labels), len(labels)), bool)
     for column, label in enumerate(labels):
-        prefix, kind = _parts(label)
-        if prefix == "I":
+        prefix, kind = tag_parts(label)
+        if prefix == "I" and scheme != "plain":
             starts[column] = False
-            follows[:, column] = [_parts(row)[1] == kind for row in labels]
+            follows[:, column] = [tag_parts(row)[1] == kind for row in labels]
     return starts, follows
 
 
@@ -436,49 +465,68 @@ class Window(NamedTuple):
     positions: list
 
 
-def encode_words(tokenizer, words, max_seq_length):
-    """Splits words into pieces and these into windows of at most that length.
+def window_sizes(max_seq_length, doc_stride=None):
+    """The pieces that a window holds, and those that two windows share.
 
-    A sentence that fits is one window; a longer one is read in windows that
-    share a quarter, each word answered by the window in which it has more
-    around it. Words without pieces (only control characters) are answered by
-    none. A word longer than a window is cut. Raises ValueError if
-    `max_seq_length` is under 3."""
+    `doc_stride` is the step from one window to the next; without it they
+    share a quarter. Raises ValueError for sizes that cannot be."""
     if max_seq_length < 3:
         raise ValueError(
             f"--max_seq_length={max_seq_length} is too small: a word needs at "
             "least 3 tokens ([CLS] a [SEP]). Raise the flag."
         )
     room = max_seq_length - 2
+    if doc_stride is None:
+        return room, room // 4
+    if not 1 <= doc_stride <= room:
+        raise ValueError(
+            f"--doc_stride={doc_stride} is not between 1 and {room}, the "
+            f"pieces that --max_seq_length={max_seq_length} holds. Change "
+            "one of the two."
+        )
+    return room, room - doc_stride
+
+
+def encode_words(tokenizer, words, max_seq_length, doc_stride=None):
+    """Splits words into pieces and these into windows of at most that length.
+
+    A sentence that fits is one window; a longer one is read in windows that
+    overlap (`window_sizes`), each word answered by the window in which it has
+    more around it. Words without pieces (only control characters) are
+    answered by none. A word longer than a window is cut. Raises what
+    `window_sizes` raises."""
+    room, overlap = window_sizes(max_seq_length, doc_stride)
     cls_id, sep_id = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
     pieces = [tokenizer.encode(word)[:room] for word in words]
+    shown = [word for word, part in enumerate(pieces) if part]
+    pieces = [part for part in pieces if part]
     sizes = [len(part) for part in pieces]
     windows, first, answered = [], 0, 0
     while True:
         last, used = first, 0
-        while last < len(words) and used + sizes[last] <= room:
+        while last < len(sizes) and used + sizes[last] <= room:
             used += sizes[last]
             last += 1
         following, shared = last, 0
-        while following > first + 1 and last < len(words):
-            if shared + sizes[following - 1] > room // 4:
+        while following > first + 1 and last < len(sizes):
+            if shared + sizes[following - 1] > overlap:
                 break
             following -= 1
             shared += sizes[following]
         end = last
-        if last < len(words):  # half of what is shared: who sees more around
+        if last < len(sizes):  # half of what is shared: who sees more around
             end, half = following, 0
             while end < last and 2 * (half + sizes[end]) <= shared:
                 half += sizes[end]
                 end += 1
         ids, places, answers = [cls_id], [], []
         for word in range(first, last):
-            if answered <= word < end and sizes[word]:
-                answers.append(word)
+            if answered <= word < end:
+                answers.append(shown[word])
                 places.append(len(ids))
             ids.extend(pieces[word])
         windows.append(Window([*ids, sep_id], answers, places))
-        if last == len(words):
+        if last == len(sizes):
             return windows
         first, answered = following, max(answered, end)
 
