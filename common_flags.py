@@ -6,13 +6,19 @@ refused in a fraction of a second.
 """
 
 import json
+import logging
+import math
 import os
 import pathlib
 import sys
 
 from absl import app, flags
+from absl import logging as absl_logging
 
 FLAGS = flags.FLAGS
+flags.disclaim_key_flags()  # they are the calling script's, so --help has them
+
+HERE = pathlib.Path(__file__).resolve().parent
 
 UNUSED_FLAGS = ("master", "tpu_zone", "gcp_project")
 
@@ -118,6 +124,8 @@ def define_output_flags():
         12345,
         "Fixes new weights, dropout and the order of the data. Two runs on "
         "CPU with one seed are equal to the bit.",
+        lower_bound=0,
+        upper_bound=2**31 - 1,
     )
 
 
@@ -126,6 +134,7 @@ def define_optimizer_flags():
     flags.DEFINE_float(
         "learning_rate", 5e-5, "The highest learning rate.", lower_bound=0.0
     )
+    _must_be_finite("learning_rate")
     flags.DEFINE_integer(
         "train_batch_size",
         32,
@@ -222,6 +231,7 @@ def define_finetuning_flags():
         "How often to go through the training set.",
         lower_bound=0.0,
     )
+    _must_be_finite("num_train_epochs")
     flags.DEFINE_float(
         "warmup_proportion",
         0.1,
@@ -265,7 +275,10 @@ def define_all_finetuning_flags(max_seq_length=128):
     define_output_flags()
     define_optimizer_flags()
     define_finetuning_flags()
-    flags.adopt_module_key_flags(sys.modules[__name__])
+
+
+def _must_be_finite(name):
+    flags.register_validator(name, math.isfinite, "must be a finite number.")
 
 
 def given(name):
@@ -278,6 +291,48 @@ def check_phases(*phases):
     if not any(FLAGS[name].value for name in phases):
         names = ", ".join(f"--{name}" for name in phases)
         raise ValueError(f"Nothing to do: set at least one of {names}.")
+
+
+def check_finetuning():
+    """Raises ValueError for shared flags that contradict each other.
+
+    Reads no file but looks whether the output directory can be made."""
+    check_phases("do_train", "do_eval", "do_predict", "do_export")
+    check_embedding_clip()
+    if FLAGS.do_train and not FLAGS.num_train_epochs:
+        raise ValueError(
+            "--num_train_epochs=0 gives nothing to train. Raise it, or leave "
+            "out --do_train."
+        )
+    if FLAGS.num_seeds > 1 and not (FLAGS.do_train and FLAGS.do_eval):
+        raise ValueError("--num_seeds needs --do_train and --do_eval.")
+    if FLAGS.report and not FLAGS.do_eval:
+        raise ValueError("--report shows the dev set, so it needs --do_eval.")
+    wanted = ("eval_steps", "best_metric", "early_stopping_patience")
+    for name in wanted:
+        if FLAGS[name].value and not (FLAGS.do_train and FLAGS.do_eval):
+            raise ValueError(
+                f"--{name} evaluates during training, so it needs --do_train "
+                "and --do_eval."
+            )
+    find_output_parent(FLAGS.output_dir)
+
+
+def recall(output_dir, names):
+    """Takes flags that were not given from the run in an output directory.
+
+    `names`: those that must be as they were in training. Raises ValueError
+    if the directory's run.json is no JSON object."""
+    path = os.path.join(output_dir, "run.json")
+    if not os.path.isfile(path):
+        return
+    run = read_json(path)
+    if not isinstance(run, dict):
+        raise ValueError(f"{path}: is no JSON object. Remove the directory.")
+    for name, value in (run.get("flags") or {}).items():
+        if name in names and not FLAGS[name].present:
+            FLAGS[name].value = value
+            FLAGS[name].present += 1
 
 
 def check_embedding_clip():
@@ -298,6 +353,27 @@ def warn_of_unused_flags(warn):
     ]
     if names:
         warn(f"{', '.join(names)} has no effect any more.")
+
+
+def find_output_parent(path):
+    """The nearest directory above or at `path` that exists.
+
+    Makes nothing. Raises OSError if a file is in the way or nothing can be
+    written there."""
+    parent = os.path.abspath(path)
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent):
+        raise OSError(
+            f"--output_dir={path} cannot be made: {parent} is no directory. "
+            "Choose another one."
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise OSError(
+            f"--output_dir={path} cannot be written: no permission for "
+            f"{parent}. Choose another one."
+        )
+    return parent
 
 
 def check_output_dir(path):
@@ -346,11 +422,10 @@ def _raised_by_us(error):
     return raiser.parent == here
 
 
-def run(main):
-    """Parses the flags and runs `main`.
+def guard(main):
+    """`main`, ending in one sentence and exit code 1 for bad input.
 
-    What is wrong with the input ends in one sentence on stderr and exit code
-    1; any other error keeps its traceback."""
+    Any other error keeps its traceback."""
 
     def guarded(argv):
         script = os.path.basename(argv[0])
@@ -367,5 +442,33 @@ def run(main):
             print(f"{script}: {error}", file=sys.stderr)
             sys.exit(1)
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(guarded)
+    return guarded
+
+
+def _is_worth_showing(record):
+    """Whether a log record is ours, or a warning of anybody."""
+    if record.levelno >= logging.WARNING:
+        return True
+    return pathlib.Path(record.pathname).resolve().parent == HERE
+
+
+def show_our_log():
+    """Logs what this project says from INFO up, of others the warnings."""
+    if not FLAGS["verbosity"].present:
+        absl_logging.set_verbosity(absl_logging.INFO)
+    absl_logging.get_absl_handler().addFilter(_is_worth_showing)
+
+
+def run(main):
+    """Parses the flags and runs `main`.
+
+    What is wrong with the input ends in one sentence on stderr and exit code
+    1; any other error keeps its traceback."""
+
+    def logged(argv):
+        show_our_log()
+        guard(main)(argv)
+
+    # What TensorFlow's C++ side prints is no help to anybody without a GPU.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    app.run(logged)
