@@ -9,7 +9,7 @@ import sys
 import types
 
 import pytest
-from conftest import ROOT, shared_data
+from conftest import GOLDEN, ROOT, shared_data
 
 import tokenization
 import vocabulary
@@ -582,3 +582,25 @@ def test_the_checkpoint_grows_with_the_vocabulary(tmp_path, old, monkeypatch):
     again = vocabulary_extension.write_config(init, output, 20)
     assert "set vocab_size to 20" in again
     assert json.loads((tmp_path / "bert_config.json").read_text()) == grown
+
+
+@pytest.mark.slow
+def test_a_real_checkpoint_grows_or_nothing_is_written(run, tmp_path):
+    tiny = GOLDEN / "tiny"
+    (tmp_path / "text.txt").write_text("rivers and rowers and rivers")
+    arguments = (
+        f"--extend_vocab={tiny / 'vocab.txt'}",
+        "--input_file=text.txt",
+        "--vocab_file=vocab.txt",
+        "--num_new_words=2",
+        "--output_checkpoint=bert_model.ckpt",
+    )
+    done = run(*arguments, f"--init_checkpoint={tiny / 'none.ckpt'}")
+    assert done.code == 1 and "none.ckpt" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+    done = run(*arguments, f"--init_checkpoint={tiny / 'bert_model.ckpt'}")
+    assert done.code == 0, done
+    assert len(rows_of(tmp_path / "vocab.txt")) == 99
+    config = json.loads((tmp_path / "bert_config.json").read_text())
+    assert config["vocab_size"] == 99
+    assert (tmp_path / "bert_model.ckpt.index").exists()
