@@ -462,6 +462,11 @@ def define_flags():
         "reserved ones, for words of your own later.",
         lower_bound=0,
     )
+    _define_learning_flags()
+    _define_extension_flags()
+
+
+def _define_learning_flags():
     flags.DEFINE_integer(
         "num_workers",
         None,
@@ -486,7 +491,6 @@ def define_flags():
     flags.DEFINE_string(
         "input_encoding", "utf-8", "The encoding of the text files."
     )
-    _define_extension_flags()
 
 
 def _define_extension_flags():
