@@ -406,15 +406,57 @@ class SpanHead(Head):
         """Counts the rows."""
         return {"loss": tf.reduce_sum(example_weights(features))}
 
-    def losses(self, outputs, features):
-        """Sums the mean of the start's and the end's cross-entropy."""
-        weights = example_weights(features)
+    def example_losses(self, outputs, features):
+        """Gives float32 [B]: the mean of the start's and end's entropies."""
         total = 0.0
         for side in ("start", "end"):
-            logits = outputs[f"{side}_logits"]
             labels = tf.reshape(features[f"{side}_positions"], [-1])
-            total += tf.reduce_sum(cross_entropy(logits, labels) * weights) / 2
-        return {"loss": total}
+            total += cross_entropy(outputs[f"{side}_logits"], labels)
+        return total / 2
+
+    def losses(self, outputs, features):
+        """Sums the losses of the real rows."""
+        losses = self.example_losses(outputs, features)
+        return {"loss": tf.reduce_sum(losses * example_weights(features))}
+
+
+class NoAnswerSpanHead(SpanHead):
+    """A SpanHead with a classifier on [CLS]: is there an answer at all?
+
+    Further output float32 `null_logits` [B], positive for "no answer". The
+    span is learnt from rows that hold an answer only, those whose
+    `start_positions` is not 0."""
+
+    def __init__(self, hidden_size, padded=False, name="squad"):
+        super().__init__(hidden_size, padded, name)
+        self.null_weights = self.variable(
+            "null_weights",
+            (1, hidden_size),
+            modeling.truncated_normal(HEAD_STDDEV),
+        )
+        self.null_bias = self.variable("null_bias", (1,))
+        self.original_names |= {
+            "null_weights": "cls/no_answer/output_weights",
+            "null_bias": "cls/no_answer/output_bias",
+        }
+
+    def call(self, encoded, features, training=False, seed=None):
+        """Takes the encoder's outputs, gives the logits of both."""
+        outputs = super().call(encoded, features, training, seed)
+        pooled = tf.cast(encoded["pooled_output"], tf.float32)
+        pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
+        weights = tf.convert_to_tensor(self.null_weights)
+        logits = tf.matmul(pooled, weights, transpose_b=True) + self.null_bias
+        return outputs | {"null_logits": logits[:, 0]}
+
+    def example_losses(self, outputs, features):
+        """Gives float32 [B]: binary cross-entropy, plus the span's if any."""
+        starts = tf.reshape(features["start_positions"], [-1])
+        null = tf.cast(starts == 0, tf.float32)
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(
+            labels=null, logits=outputs["null_logits"]
+        )
+        return losses + (1 - null) * super().example_losses(outputs, features)
 
 
 def _as_rows(tokens):

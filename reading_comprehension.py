@@ -307,16 +307,14 @@ class WindowMaker:
             self.counts["questions cut to max_query_length"] += 1
             question = question[: self.max_query_length]
         span = self.answer_span(example, passage) if self.is_training else None
-        starts, sizes, best = window_geometry(
-            len(passage),
-            self.max_seq_length - len(question) - 3,
-            self.doc_stride,
-        )
+        room = self.max_seq_length - len(question) - 3
+        length = len(passage)
+        if self.truncate and length > room:
+            self.counts["passages cut to one window"] += 1
+            length = room
+        starts, sizes, best = window_geometry(length, room, self.doc_stride)
         windows = []
         for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            if self.truncate and number:
-                self.counts["passages cut to one window"] += 1
-                break
             labels = self._labels(example, span, start, size)
             if labels is None:
                 continue

@@ -25,6 +25,7 @@ class ReadReport:
 
     def __init__(self, path):
         self.path = str(path)
+        self.shown = _SHOWN
         self.layout = None
         self.counts = collections.Counter()
         self.messages = []
@@ -32,7 +33,7 @@ class ReadReport:
     def note(self, kind, message):
         """Counts a finding and keeps its message if there is room."""
         self.counts[kind] += 1
-        if len(self.messages) < _SHOWN:
+        if len(self.messages) < self.shown:
             self.messages.append(message)
 
     def lines(self):
@@ -50,6 +51,7 @@ def read_examples(
     is_training=False,
     version_2_with_negative=False,
     original_alignment=False,
+    shown=_SHOWN,
 ):
     """Reads any known layout; returns ReadResult(examples, report).
 
@@ -59,11 +61,13 @@ def read_examples(
     had more), a question without any usable one is left out and counted, and
     without `version_2_with_negative` an unanswerable one is an error.
     `original_alignment` uses the offsets as they are, by the original's rule.
+    The report keeps the first `shown` messages.
     ValueError for bad UTF-8 or JSON, missing or wrong fields, duplicate ids
     and files without a question."""
     reader = _Reader(
         path, is_training, version_2_with_negative, original_alignment
     )
+    reader.report.shown = shown
     reader.read()
     return ReadResult(reader.examples, reader.report)
 
