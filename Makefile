@@ -13,7 +13,7 @@ RUN = $(VENV)/bin/python
 DEMO = demo_output
 DATA = samples/support
 BENCHMARKS ?= $(filter-out benchmarks/peer_%.py,$(wildcard benchmarks/*.py))
-DEMO_FLAGS ?= --num_train_epochs=8 --train_batch_size=16
+DEMO_FLAGS ?= --num_train_epochs=5 --train_batch_size=16
 
 # Without its compiled files every import of TensorFlow costs 16 s of CPU.
 unexport PYTHONDONTWRITEBYTECODE
