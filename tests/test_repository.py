@@ -36,12 +36,16 @@ LEVELS = {
         "vocabulary_extension",
     },
     1: {
+        "choice_ops",
+        "dynamic_masking",
         "heads",
         "input_pipeline",
         "labelling_heads",
+        "labelling_ops",
         "modeling",
         "ops",
         "optimization",
+        "record_pipeline",
         "tokenization_ops",
     },
     2: {
@@ -51,6 +55,7 @@ LEVELS = {
         "finetuning",
         "reports",
         "run_directory",
+        "squad_serving",
         "training",
     },
 }
