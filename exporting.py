@@ -3,7 +3,12 @@
 Three signatures answer from one set of weights: `serving_default` takes raw
 strings and tokenizes them in the graph, with the ids of training; `ids` takes
 what the encoder takes; `examples` takes serialized tf.Examples with the
-features the original's serving function had. Any batch size and length.
+features the original's serving function had. Any batch size, 0 included, and
+any length up to the position table.
+
+`serving_default` needs the operations of tensorflow_text in the process that
+serves: `import tensorflow_text` in Python. Every operation the file needs is
+listed in its assets.extra/ops.txt, the labels in assets.extra/labels.txt.
 """
 
 import os
@@ -11,6 +16,7 @@ import shutil
 
 import tensorflow as tf
 
+import common_flags
 import tokenization_ops
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
@@ -43,14 +49,15 @@ class ServingModel(tf.Module):
         return self.model(features, training=False)
 
     def texts(self):
-        """The signature on raw strings, [B] each."""
+        """The signature on raw strings, [B] each unless the task says so."""
         names = self._task.text_inputs()
+        shapes = dict.fromkeys(names, [None]) | self._task.text_shapes
 
         def serve(**texts):
             return self._task.serve(texts, self.tokenizer, self._call)
 
         return tf.function(serve).get_concrete_function(
-            **{name: tf.TensorSpec([None], tf.string, name) for name in names}
+            **{n: tf.TensorSpec(shapes[n], tf.string, n) for n in names}
         )
 
     def ids(self, shape):
@@ -94,6 +101,60 @@ class ServingModel(tf.Module):
         )
 
 
+def long_text_rows(ids, room, long_text, stride=None):
+    """What processors.long_text_parts gives, in graph ops.
+
+    Takes the ragged ids [B, None] of texts, gives the ragged ids [R, None]
+    to read, each of at most `room`, and the text int32 [R] each is of: R is B
+    but for "windows"."""
+    sizes = tf.cast(ids.row_lengths(), tf.int32)
+    owners = tf.range(tf.size(sizes))
+    if long_text != "windows":
+        head = {"truncate_tail": room, "truncate_head": 0}
+        head = head.get(long_text, room // 4)
+        places = tf.ragged.range(sizes)
+        ends = tf.gather(sizes, tf.cast(places.value_rowids(), tf.int32))
+        kept = (places.values < head) | (places.values >= ends - room + head)
+        kept = places.with_values(kept | (ends <= room))
+        ids = ids.with_row_splits_dtype(kept.row_splits.dtype)
+        return tf.ragged.boolean_mask(ids, kept), owners
+    stride = stride or max(1, room // 2)
+    counts = 1 + tf.maximum(0, -((room - sizes) // stride))
+    owners = tf.repeat(owners, counts)
+    first = tf.gather(tf.cumsum(counts, exclusive=True), owners)
+    begin = (tf.range(tf.size(owners)) - first) * stride
+    end = tf.minimum(begin + room, tf.gather(sizes, owners))
+    shift = tf.gather(tf.cast(ids.row_starts(), tf.int32), owners)
+    places = tf.ragged.range(shift + begin, shift + end)
+    return places.with_values(tf.gather(ids.values, places.values)), owners
+
+
+def _operations(path):
+    """The names of all operations of a SavedModel, sorted."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel()
+    with open(os.path.join(path, "saved_model.pb"), "rb") as file:
+        saved.ParseFromString(file.read())
+    found = set()
+    for graph in saved.meta_graphs:
+        found.update(node.op for node in graph.graph_def.node)
+        for function in graph.graph_def.library.function:
+            found.update(node.op for node in function.node_def)
+    return sorted(found)
+
+
+def _write_extras(path, task):
+    """Writes the lists of operations and labels beside the graph."""
+    extras = os.path.join(path, "assets.extra")
+    os.makedirs(extras)
+    lists = {"ops.txt": _operations(path), "labels.txt": task.labels}
+    for name, lines in lists.items():
+        if lines:
+            text = "".join(f"{line}\n" for line in lines)
+            common_flags.write_whole(os.path.join(extras, name), text)
+
+
 def export(path, model, task, vocab_file, do_lower_case):
     """Writes the SavedModel of a trained task to `path`, whole or not at all.
 
@@ -112,6 +173,7 @@ def export(path, model, task, vocab_file, do_lower_case):
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         tf.saved_model.save(module, temporary, signatures)
+        _write_extras(temporary, task)
         if os.path.exists(path):
             shutil.rmtree(path)
         os.replace(temporary, path)

@@ -360,6 +360,23 @@ def from_iob2(tags, scheme):
     return converted
 
 
+def describe_tags(words, tags):
+    """The entities of IOB2 tags as texts such as 'PER: Jim Henson'.
+
+    Without any entity: each word with its tag, such as 'dog/NN', unless O."""
+    entities = []
+    for word, tag in zip(words, tags, strict=True):
+        prefix, kind = tag_parts(tag)
+        if prefix == "B":
+            entities.append(f"{kind}: {word}")
+        elif prefix == "I" and entities:
+            entities[-1] += f" {word}"
+    if entities:
+        return entities
+    pairs = zip(words, tags, strict=True)
+    return [" ".join(f"{word}/{tag}" for word, tag in pairs if tag != "O")]
+
+
 def convert_to_iob2(labelled_file, scheme=None):
     """Detects the scheme (unless given) and turns the tags into IOB2.
 

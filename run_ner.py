@@ -35,6 +35,15 @@ FILE_NAMES = {
 }
 FILE_FLAGS = {"train": "train_file", "eval": "dev_file", "predict": "test_file"}
 LOST_TAG = "O"  # of words without pieces
+# What prediction and export take from the run that trained the model.
+RECALLED = (
+    "max_seq_length",
+    "doc_stride",
+    "tag_scheme",
+    "token_column",
+    "tag_column",
+    "use_crf",
+)
 
 
 def define_flags():
@@ -115,6 +124,7 @@ class LabellingTask(tasks.Task):
 
     name = "ner"
     sequence_outputs = ("logits", "tag_ids")
+    rowless_examples = True
 
     def __init__(self):
         self.labels = None
@@ -306,7 +316,7 @@ class LabellingTask(tasks.Task):
 
     def tags(self, examples, outputs):
         """A list of tags for each example: IOB2, or the plain ones."""
-        rows = iter(outputs["tag_ids"])
+        rows = iter(outputs.get("tag_ids", ()))
         found = []
         for sentence, windows in examples:
             answers = [
@@ -331,7 +341,8 @@ class LabellingTask(tasks.Task):
         if self.scheme != "plain":
             scores |= metrics.span_scores(gold, found)
         words = sum(len(w.words) for e in examples for w in e.windows)
-        scores["eval_loss"] = float(outputs["row_losses"].sum()) / words
+        loss = float(sum(outputs.get("row_losses", ())))
+        scores["eval_loss"] = loss / max(1, words)
         return scores
 
     def write(self, examples, outputs, directory, suffix):
@@ -355,6 +366,56 @@ class LabellingTask(tasks.Task):
         results = os.path.join(directory, f"test_results{suffix}.txt")
         common_flags.write_whole(results, "".join(lines))
         return [path, results]
+
+    def report(self, examples, outputs):
+        """Mistakes by type, scores by length, the worst sentences."""
+        import numpy as np
+
+        import metrics
+        import reports
+
+        gold = [example.sentence.tags for example in examples]
+        found = self.tags(examples, outputs)
+        parts = []
+        if self.scheme != "plain":
+            spans = metrics.span_scores(gold, found)
+            kinds = [k[8:] for k in spans if k.startswith("eval_f1_")]
+            values = [spans[f"eval_f1_{kind}"] for kind in kinds]
+            parts.append(reports.bars("F1 by type", kinds, values, ylabel="F1"))
+        names = sorted({self._kind(t) for tags in gold + found for t in tags})
+        number = {name: index for index, name in enumerate(names)}
+        pairs = [
+            [number[self._kind(tag)] for tags in side for tag in tags]
+            for side in (gold, found)
+        ]
+        matrix = metrics.confusion_matrix(*pairs, len(names))
+        parts.append(reports.confusion(names, matrix, "Words by type"))
+        right = [
+            np.mean([a == b for a, b in zip(*tags, strict=True)])
+            for tags in zip(gold, found, strict=True)
+        ]
+        sizes = [len(tags) for tags in gold]
+        parts.append(reports.by_length(sizes, right, "share of right tags"))
+        losses = np.zeros(len(examples))
+        np.add.at(losses, outputs["example"], outputs.get("row_losses", 0.0))
+        worst = [
+            (
+                loss / len(sentence.words) if true != guess else 0.0,
+                sentence.source,
+                labelling_data.describe_tags(sentence.words, true),
+                labelling_data.describe_tags(sentence.words, guess),
+                " ".join(sentence.words),
+            )
+            for loss, (sentence, _), true, guess in zip(
+                losses, examples, gold, found, strict=True
+            )
+        ]
+        return [*parts, reports.worst_examples(worst)]
+
+    def _kind(self, tag):
+        if self.scheme == "plain":
+            return tag
+        return labelling_data.tag_parts(tag)[1] or "O"
 
     # ---- serving
 
@@ -403,8 +464,9 @@ class LabellingTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
+    common_flags.check_finetuning()
+    common_flags.recall(FLAGS.output_dir, RECALLED)
     task = LabellingTask()
-    common_flags.check_phases("do_train", "do_eval", "do_predict", "do_export")
     task.check()
     import finetuning
 
