@@ -304,6 +304,11 @@ def check_finetuning():
             "--num_train_epochs=0 gives nothing to train. Raise it, or leave "
             "out --do_train."
         )
+    if not FLAGS.layer_decay:
+        raise ValueError(
+            "--layer_decay=0 stops all layers but the last; 1 means no decay. "
+            "To keep layers as they are, use --freeze_layers."
+        )
     if FLAGS.num_seeds > 1 and not (FLAGS.do_train and FLAGS.do_eval):
         raise ValueError("--num_seeds needs --do_train and --do_eval.")
     if FLAGS.report and not FLAGS.do_eval:

@@ -170,12 +170,14 @@ def export(path, model, task, vocab_file, do_lower_case):
         "examples": module.examples(task.group),
     }
     temporary = f"{path}.{os.getpid()}.tmp"
+    former = f"{path}.{os.getpid()}.old"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         tf.saved_model.save(module, temporary, signatures)
         _write_extras(temporary, task)
         if os.path.exists(path):
-            shutil.rmtree(path)
+            os.replace(path, former)
         os.replace(temporary, path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for leftover in (temporary, former):
+            shutil.rmtree(leftover, ignore_errors=True)

@@ -32,7 +32,6 @@ import training
 
 FLAGS = common_flags.FLAGS
 RUN_FILE = "run.json"
-PHASES = ("do_train", "do_eval", "do_predict", "do_export")
 SPLITS = {"do_train": "train", "do_eval": "eval", "do_predict": "predict"}
 
 
@@ -41,8 +40,7 @@ def run(task):
 
     Raises ValueError or OSError for whatever is wrong with flags and files,
     before the long work starts and before a file is written."""
-    common_flags.check_phases(*PHASES)
-    common_flags.check_embedding_clip()
+    common_flags.check_finetuning()
     common_flags.warn_of_unused_flags(logging.warning)
     task.check()
     if FLAGS.num_seeds > 1:
@@ -51,15 +49,19 @@ def run(task):
 
 
 def _run_seeds(task):
-    """Runs the trip for several seeds and writes mean and deviation."""
-    if not (FLAGS.do_train and FLAGS.do_eval):
-        raise ValueError("--num_seeds needs --do_train and --do_eval.")
-    results = {}
+    """Runs the trip for several seeds and writes mean and deviation.
+
+    The rows are read once."""
+    results, rows = {}, None
     for seed in range(FLAGS.seed, FLAGS.seed + FLAGS.num_seeds):
         directory = os.path.join(FLAGS.output_dir, f"seed-{seed}")
-        results[seed] = Voyage(task, directory, seed).run()
+        voyage = Voyage(task, directory, seed, rows)
+        results[seed] = voyage.run()
+        rows = voyage.rows
         keras.backend.clear_session()
     lines = []
+    if not all(results.values()):  # a worker that is not the chief
+        return results
     for key in sorted(next(iter(results.values()))):
         values = [float(result[key]) for result in results.values()]
         lines.append(f"{key} = {statistics.mean(values):.6g}\n")
@@ -121,8 +123,9 @@ def _digest(path):
 class Voyage:
     """One run of one task in one output directory."""
 
-    def __init__(self, task, output_dir, seed):
+    def __init__(self, task, output_dir, seed, rows=None):
         self.task, self.output_dir, self.seed = task, output_dir, seed
+        task.directory = output_dir
         self.files, self.former = find_model(output_dir)
         self.config = checkpoints.load_config(self.files.config_file)
         self._check_length()
@@ -134,11 +137,26 @@ class Voyage:
             self.config.vocab_size,
             self.files.vocab_file,
             needed=("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
+            checkpoint_vocab_size=self.files.checkpoint
+            and checkpoints.checkpoint_vocab_size(self.files.checkpoint),
         )
-        if self.former and self.former.get("task") == task.name:
-            task.restore(self.former["description"])
-        self.sets, self.tables, self._final = {}, {}, {}
-        self.best = None
+        trained = self.former or self._run_of_checkpoint()
+        if trained and trained.get("task") == task.name:
+            task.restore(trained["description"])
+        self.rows = rows  # (sets, tables), if another seed has read them
+        self.sets, self.tables = rows or ({}, {})
+        self._final = {}
+        self.result = None
+        self.global_step = 0
+
+    def _run_of_checkpoint(self):
+        """The run.json beside --init_checkpoint where that is to be used.
+
+        Training anew reads nothing of it."""
+        if FLAGS.do_train or not self.files.checkpoint:
+            return None
+        path = checkpoints.find_checkpoint(self.files.checkpoint)
+        return read_run(os.path.dirname(path))
 
     def _check_length(self):
         limit = self.config.max_position_embeddings
@@ -151,12 +169,21 @@ class Voyage:
             )
 
     def run(self):
-        """Reads, trains, scores, predicts, exports; gives the dev metrics."""
-        self._read()
+        """Reads, trains, scores, predicts, exports; gives the dev metrics.
+
+        Nothing is written before all was read and the model is complete."""
+        common_flags.find_output_parent(self.output_dir)
+        if self.rows is None:
+            self._read()
+            self.rows = self.sets, self.tables
         self._check_directory()
-        common_flags.check_output_dir(self.output_dir)
+        if FLAGS.do_train:
+            self._plan()
         self._build()
         self._check_checkpoint()
+        if FLAGS.do_train:
+            self._make_trainer()
+        common_flags.check_output_dir(self.output_dir)
         self._write_run()
         self._write_records()
         if FLAGS.do_train:
@@ -317,13 +344,17 @@ class Voyage:
             checkpoints.load_checkpoint(self.files.checkpoint, self.model)
         elif FLAGS.do_train and not self.former:
             logging.warning("No --init_checkpoint: training from new weights.")
+        newest = tf.train.latest_checkpoint(self.output_dir)
+        if newest and not self.former:
+            # Of the original, or of a run that lost its run.json: better
+            # refused now than when the training begins.
+            checkpoints.restore_checkpoint(newest, self.model)
 
     def _load_trained(self):
         """Loads the best or newest checkpoint of the output directory."""
         directory = pathlib.Path(self.output_dir)
         prefix = tf.train.latest_checkpoint(str(directory / "best"))
         prefix = prefix or tf.train.latest_checkpoint(str(directory))
-        self.global_step = 0
         if prefix is None:
             logging.warning(
                 "%s holds no trained checkpoint: the weights are those of "
@@ -331,61 +362,59 @@ class Voyage:
                 self.output_dir,
             )
             return
-        self.global_step = _load_state(prefix, self.model)
+        self.global_step = checkpoints.restore_checkpoint(prefix, self.model)
+        logging.info("Loaded %s", prefix)
 
     # ---- training
 
-    def _train(self):
-        table = self.tables["train"]
+    def _plan(self):
+        """Counts the steps. Raises ValueError if there is none."""
         batch = FLAGS.train_batch_size
-        examples = len(self.sets["train"])
-        rows = len(table)
-        steps = int(rows / batch * FLAGS.num_train_epochs)
-        if steps < 1:
+        rows = len(self.tables["train"])
+        self.steps = int(rows / batch * FLAGS.num_train_epochs)
+        if self.steps < 1:
             raise ValueError(
                 f"{rows} training rows, --train_batch_size={batch} and "
                 f"--num_train_epochs={FLAGS.num_train_epochs} give no single "
                 "step. Lower the batch size or raise the epochs."
             )
+
+    def _train(self):
+        table = self.tables["train"]
+        batch, rows = FLAGS.train_batch_size, len(table)
         logging.info(
             "***** Running training ***** examples %d, rows %d, batch size "
             "%d, steps %d",
-            examples,
+            len(self.sets["train"]),
             rows,
             batch,
-            steps,
+            self.steps,
         )
-        trainer = self._trainer(steps, max(1, rows // batch))
-        evaluate = self._dev_scores if self._wants_evaluation() else None
         dataset_fn = input_pipeline.training_batches(
-            table, batch, steps, self.seed, self._length
+            table, batch, self.steps, self.seed, self._length
         )
-        result = trainer.train(dataset_fn, evaluate)
+        result = self._trainer.train(
+            dataset_fn, self._dev_scores if self._evaluates else None
+        )
         self.result, self.global_step = result, result.global_step
-        if evaluate is not None and result.best_checkpoint:
-            self.global_step = _load_state(result.best_checkpoint, self.model)
+        if self._evaluates and result.best_checkpoint:
+            self.global_step = checkpoints.restore_checkpoint(
+                result.best_checkpoint, self.model
+            )
             logging.info("Going on with the best: %s", result.best_checkpoint)
 
-    def _wants_evaluation(self):
+    def _make_trainer(self):
         wanted = FLAGS.eval_steps or FLAGS.early_stopping_patience
-        wanted = wanted or FLAGS.best_metric
-        if wanted and "eval" not in self.tables:
-            raise ValueError(
-                "--eval_steps, --best_metric and --early_stopping_patience "
-                "need --do_eval."
-            )
-        return bool(wanted)
-
-    def _trainer(self, steps, steps_per_epoch):
+        self._evaluates = bool(wanted or FLAGS.best_metric)
         warmup = FLAGS.num_warmup_steps
         if warmup is None:
-            warmup = int(steps * FLAGS.warmup_proportion)
+            warmup = int(self.steps * FLAGS.warmup_proportion)
         layers = self.config.num_hidden_layers
         freeze = FLAGS.freeze_layers
         with self.strategy.scope():
             optimizer = optimization.create_optimizer(
                 FLAGS.learning_rate,
-                steps,
+                self.steps,
                 warmup,
                 optimizer=FLAGS.optimizer,
                 schedule=FLAGS.schedule,
@@ -397,12 +426,12 @@ class Voyage:
                 original_embedding_clip=FLAGS.original_embedding_clip,
             )
         on_tpu = self._length is not None
-        return training.Trainer(
+        self._trainer = training.Trainer(
             self.model,
             optimizer,
             self.strategy,
             self.output_dir,
-            steps,
+            self.steps,
             FLAGS.train_batch_size,
             seed=self.seed,
             accumulation_steps=FLAGS.gradient_accumulation_steps,
@@ -412,12 +441,13 @@ class Voyage:
             run_eagerly=FLAGS.run_eagerly,
             tensorboard=FLAGS.tensorboard,
             eval_steps=FLAGS.eval_steps,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=max(
+                1, len(self.tables["train"]) // FLAGS.train_batch_size
+            ),
             best_metric=(FLAGS.best_metric or self.task.best_metric)
-            if self._wants_evaluation()
+            if self._evaluates
             else None,
             early_stopping_patience=FLAGS.early_stopping_patience,
-            load_checkpoint=_load_state,
         )
 
     # ---- scores and answers
@@ -426,7 +456,7 @@ class Voyage:
         """Runs the model over a set: {output name: one entry per row}."""
         table = self.tables[key]
         if not len(table):
-            return {"example": table.owners}
+            return {"example": table.owners, "tokens": table.lengths}
         collected = {}
         batches = input_pipeline.sorted_batches(table, batch_size, self._length)
         count = -(-len(table) // batch_size)
@@ -456,6 +486,7 @@ class Voyage:
             for name, values in collected.items()
         }
         outputs["example"] = table.owners
+        outputs["tokens"] = table.lengths
         return outputs
 
     def _final_outputs(self, key, batch_size):
@@ -479,7 +510,6 @@ class Voyage:
             found = self.task.score(examples, outputs, FLAGS.eval_batch_size)
             suffix = key.removeprefix("eval")
             scores |= {name + suffix: value for name, value in found.items()}
-            self.dev = (examples, outputs)
         return scores
 
     def _evaluate(self):
@@ -509,9 +539,13 @@ class Voyage:
         import reports
 
         path = os.path.join(self.output_dir, f"report{suffix}.html")
-        losses = getattr(getattr(self, "result", None), "losses", None)
-        content = self.task.report(examples, outputs)
-        reports.write(path, self.task.name, scores, content, losses)
+        parts = list(self.task.report(examples, outputs))
+        if self.result is not None and len(self.result.losses):
+            parts.append(
+                reports.loss_curve(self.result.losses, self.result.first_step)
+            )
+        title = f"{self.task.name}, {len(examples)} examples of the dev set"
+        reports.write(path, title, scores | {"step": self.global_step}, parts)
         return path
 
     def _predict(self):
@@ -535,14 +569,6 @@ class Voyage:
             self.files.do_lower_case,
         )
         _log_written([path])
-
-
-def _load_state(prefix, model, optimizer=None):
-    """Loads a checkpoint of this very model; gives its global step."""
-    checkpoints.load_checkpoint(prefix, model, what="all")
-    if optimizer is not None:
-        return checkpoints.load_training_state(prefix, model, optimizer)
-    return int(checkpoints.CheckpointReader(prefix).read("global_step"))
 
 
 def _log_written(paths):

@@ -1,4 +1,4 @@
-"""Fine-tunes BERT to classify or score a text or a pair of texts.
+r"""Fine-tunes BERT to classify or score a text or a pair of texts.
 
     python run_classifier.py --task_name=MRPC --data_dir=MRPC \
       --init_checkpoint=uncased_L-12_H-768_A-12 --output_dir=mrpc_output \
@@ -6,11 +6,14 @@
 
 Reads GLUE, XNLI, Chinese and other published sets, and with --task_name=tsv
 your own rows. Writes checkpoints, eval_results.txt, test_results.tsv (one row
-of probabilities per test row, in the order of the labels in run.json) and
-saved_model/1 into the output directory. About 2 minutes for MRPC with a small
-BERT (6 layers, H 384) on two CPU cores.
+of probabilities per test row, in the order of the labels in run.json),
+test_labels.tsv (the labels by name) and saved_model/1 into the output
+directory. Predicting and exporting need only --task_name, --output_dir and, to
+predict, --data_dir once a model was trained there. About 2 minutes for MRPC
+with a small BERT (6 layers, H 384) on two CPU cores.
 """
 
+import json
 import os
 
 from absl import flags
@@ -40,14 +43,37 @@ READER_FLAGS = (
     "trec_fine",
     "skip_bad_rows",
 )
-LONG_TEXTS = ("truncate_tail", "truncate_head", "head_tail", "windows")
+# What has to be as it was in training, so an earlier run tells it.
+RECALLED_FLAGS = (
+    "label_column",
+    "text_a_column",
+    "text_b_column",
+    "has_header",
+    "multi_label",
+    "label_separator",
+    "label_columns",
+    "regression",
+    "xnli_language",
+    "trec_fine",
+    "pooling",
+    "long_text",
+    "doc_stride",
+    "max_seq_length",
+)
+LONG_TEXTS = processors.LONG_TEXTS
+THRESHOLDS = "thresholds.json"
+# What --best_metric may name, higher is better but for the losses.
+METRICS = {
+    "regression": ("eval_pearson", "eval_spearman"),
+    "multi_label": ("eval_micro_f1", "eval_macro_f1", "eval_accuracy"),
+}
 
 
 def define_flags():
     """The flags of this script."""
     common_flags.define_all_finetuning_flags()
     text, switch = flags.DEFINE_string, flags.DEFINE_bool
-    text("data_dir", None, "Where the task's files are.", required=True)
+    text("data_dir", None, "Where the task's files are.")
     text(
         "task_name",
         None,
@@ -95,13 +121,15 @@ def define_flags():
     flags.DEFINE_list(
         "class_weights",
         None,
-        "One weight per label, in the order of the labels, or 'balanced'.",
+        "One weight per label, in the order of the labels, or 'balanced': the "
+        "rarer a label in the training set, the higher.",
     )
     text(
         "threshold",
         "0.5",
         "With --multi_label: the probability from which a label is given, or "
-        "'tuned' for one per label that is best on the dev set.",
+        "'tuned' for one per label that is best on the dev set; those are "
+        f"kept in OUTPUT_DIR/{THRESHOLDS} for later predictions.",
     )
 
 
@@ -125,7 +153,8 @@ class ClassifierTask(tasks.Task):
         self.best_metric = f"eval_{self.processor.metric_names[0]}"
         self.labels = None
         self.is_pair = self.processor.is_pair
-        self.thresholds = None
+        self._thresholds = None  # float [C] once tuned
+        self._label_counts = None  # of the training set
 
     def check(self):
         """Raises ValueError for flags that cannot work."""
@@ -136,16 +165,93 @@ class ClassifierTask(tasks.Task):
                 f"{'pair' if self.is_pair else 'single text'} needs at least "
                 f"{least}. Raise the flag."
             )
-        if FLAGS.threshold != "tuned":
-            try:
-                number = float(FLAGS.threshold)
-            except ValueError:
-                number = -1.0
+        self._check_files()
+        self._check_kind()
+        self._check_metric()
+        if FLAGS.long_text == "windows":
+            room = FLAGS.max_seq_length - 2
+            if FLAGS.doc_stride is not None and FLAGS.doc_stride > room:
+                raise ValueError(
+                    f"--doc_stride={FLAGS.doc_stride} exceeds the {room} "
+                    "tokens of a window (--max_seq_length less 2): tokens "
+                    "would be left out. Lower it."
+                )
+        elif FLAGS.doc_stride is not None:
+            raise ValueError("--doc_stride needs --long_text=windows.")
+
+    def _check_files(self):
+        phases = (("train", "train"), ("eval", "dev"), ("predict", "test"))
+        asked = [split for phase, split in phases if FLAGS[f"do_{phase}"].value]
+        absent = [n for n in asked if not common_flags.given(f"{n}_file")]
+        if FLAGS.data_dir is not None:
+            if not os.path.isdir(FLAGS.data_dir):
+                raise ValueError(
+                    f"--data_dir={FLAGS.data_dir} is no directory."
+                )
+        elif absent:
+            raise ValueError(
+                f"--data_dir is not given, so there is no {absent[0]} set. "
+                f"Set it, or --{absent[0]}_file."
+            )
+
+    def _check_kind(self):
+        """Whether the flags of a kind of task go with this one."""
+        if FLAGS.class_weights is not None:
+            if self.kind != "classification":
+                raise ValueError(
+                    "--class_weights is for tasks with one label a row, not "
+                    f"for {self.kind}. Leave it out."
+                )
+            if FLAGS.class_weights != ["balanced"]:
+                self._numbers("class_weights", FLAGS.class_weights)
+        if FLAGS.label_smoothing and self.kind == "regression":
+            raise ValueError(
+                "--label_smoothing has no meaning for regression. Leave it out."
+            )
+        if self.kind != "multi_label":
+            if common_flags.given("threshold") is not None:
+                raise ValueError("--threshold needs a multi-label task.")
+        elif FLAGS.threshold != "tuned":
+            (number,) = self._numbers("threshold", [FLAGS.threshold])
             if not 0 < number < 1:
                 raise ValueError(
                     f"--threshold={FLAGS.threshold} is neither 'tuned' nor a "
                     "number between 0 and 1."
                 )
+        elif not FLAGS.do_eval and not os.path.exists(
+            os.path.join(FLAGS.output_dir, THRESHOLDS)
+        ):
+            raise ValueError(
+                "--threshold=tuned needs --do_eval, now or in an earlier run "
+                "into this --output_dir."
+            )
+
+    @staticmethod
+    def _numbers(name, values):
+        try:
+            numbers = [float(value) for value in values]
+        except ValueError:
+            numbers = [-1.0]
+        if not all(0 <= number < float("inf") for number in numbers):
+            word = "balanced" if name == "class_weights" else "tuned"
+            raise ValueError(
+                f"--{name}={','.join(values)} is neither '{word}' nor numbers "
+                "from 0 up."
+            )
+        return numbers
+
+    def _check_metric(self):
+        names = METRICS.get(self.kind)
+        if names is None:
+            names = [f"eval_{name}" for name in self.processor.metric_names]
+            names = dict.fromkeys(["eval_accuracy", *names])
+        names = [*names, "eval_loss"]
+        metric = FLAGS.best_metric
+        if metric is not None and metric.removesuffix("_mm") not in names:
+            raise ValueError(
+                f"--best_metric={metric} is not one of this task's: "
+                f"{', '.join(names)}."
+            )
 
     def describe(self):
         """Labels in order, kind, pairs or not, and how texts are read."""
@@ -168,8 +274,6 @@ class ClassifierTask(tasks.Task):
 
     def examples(self, split):
         """Reads a split; the first one read settles the labels."""
-        if not os.path.isdir(FLAGS.data_dir):
-            raise ValueError(f"--data_dir={FLAGS.data_dir} is no directory.")
         read = self.processor
         if split == "train":
             sets = {"": read.get_train_examples(FLAGS.data_dir)}
@@ -182,6 +286,16 @@ class ClassifierTask(tasks.Task):
         self.is_pair = self.is_pair or any(
             example.text_b for rows in sets.values() for example in rows
         )
+        if self.is_pair and FLAGS.long_text != "truncate_tail":
+            raise ValueError(
+                f"--long_text={FLAGS.long_text} is for single texts; the rows "
+                "of this task are pairs, of which the longer text is cut. "
+                "Leave it out."
+            )
+        if split == "train" and self.kind == "classification":
+            self._label_counts = [0] * len(self.labels)
+            for example in sets[""]:
+                self._label_counts[self.labels.index(example.label)] += 1
         return sets
 
     def featurize(self, example):
@@ -238,8 +352,11 @@ class ClassifierTask(tasks.Task):
 
     def _class_weights(self):
         weights = FLAGS.class_weights
-        if weights is None or weights == ["balanced"]:
-            return self.balanced if weights else None
+        if weights is None or not FLAGS.do_train:
+            return None
+        if weights == ["balanced"]:
+            total = sum(self._label_counts) / len(self.labels)
+            return [total / max(1, count) for count in self._label_counts]
         if len(weights) != len(self.labels):
             raise ValueError(
                 f"--class_weights has {len(weights)} numbers for "
@@ -259,25 +376,86 @@ class ClassifierTask(tasks.Task):
         count = np.bincount(owners, minlength=len(examples))
         return logits / count[:, None]
 
+    def _values(self, examples):
+        """The labels as numbers."""
+        return [
+            processors.label_value(example, self.labels, self.kind)
+            for example in examples
+        ]
+
     def score(self, examples, outputs, batch_size):
         """The task's metrics, and the loss in the original's two ways."""
         import metrics
 
         logits = self._by_example(examples, outputs)
-        labels = [
-            processors.label_value(example, self.labels, self.kind)
-            for example in examples
-        ]
+        labels = self._values(examples)
+        if self.kind == "multi_label" and FLAGS.threshold == "tuned":
+            self._thresholds = metrics.tune_thresholds(
+                labels, metrics.probabilities(self.kind, logits)
+            ).tolist()
         scores = metrics.task_scores(
-            self.kind, self.processor.metric_names, logits, labels
+            self.kind,
+            self.processor.metric_names,
+            logits,
+            labels,
+            self.thresholds() if self.kind == "multi_label" else 0.5,
         )
         losses = metrics.example_losses(self.kind, logits, labels)
         scores["eval_loss"] = float(losses.mean())
         scores["loss"] = metrics.mean_of_batch_means(losses, batch_size)
         return scores
 
+    def thresholds(self):
+        """The probability from which each label is given, list [C].
+
+        Tuned in this run, or else in an earlier one into the same directory
+        unless --threshold says otherwise."""
+        path = os.path.join(self.directory, THRESHOLDS)
+        fixed = common_flags.given("threshold") not in (None, "tuned")
+        if self._thresholds is None and not fixed and os.path.exists(path):
+            found = common_flags.read_json(path)
+            if list(found) != self.labels:
+                raise ValueError(
+                    f"{path}: is not of the labels of this model. Remove it, "
+                    "or set --threshold."
+                )
+            self._thresholds = list(found.values())
+        if self._thresholds is None:
+            return [float(FLAGS.threshold)] * len(self.labels)
+        return self._thresholds
+
+    def write_evaluation(self, examples, outputs, directory, suffix):
+        """Keeps tuned thresholds for later predictions."""
+        if self.kind != "multi_label" or FLAGS.threshold != "tuned":
+            return []
+        path = os.path.join(directory, THRESHOLDS)
+        found = dict(zip(self.labels, self.thresholds(), strict=True))
+        text = json.dumps(found, indent=1, ensure_ascii=False)
+        common_flags.write_whole(path, text + "\n")
+        return [path]
+
+    def names(self, logits):
+        """What logits [rows, C] say, a str a row: the label or labels."""
+        import metrics
+
+        if self.kind == "classification":
+            return [self.labels[best] for best in logits.argmax(axis=-1)]
+        if self.kind == "regression":
+            return [f"{score:.4f}" for score in logits[:, 0]]
+        given = metrics.probabilities(self.kind, logits) >= self.thresholds()
+        return [
+            FLAGS.label_separator.join(
+                label
+                for label, is_given in zip(self.labels, row, strict=True)
+                if is_given
+            )
+            for row in given
+        ]
+
     def write(self, examples, outputs, directory, suffix):
-        """Writes test_results.tsv, a row for each example, in order."""
+        """Writes test_results.tsv and, for labels, test_labels.tsv.
+
+        A row for each example, in order."""
         import metrics
 
         logits = self._by_example(examples, outputs)
@@ -285,7 +463,35 @@ class ClassifierTask(tasks.Task):
         processors.write_test_results(
             path, metrics.probabilities(self.kind, logits)
         )
-        return [path]
+        if self.kind == "regression":
+            return [path]
+        named = os.path.join(directory, f"test_labels{suffix}.tsv")
+        lines = "".join(f"{name}\n" for name in self.names(logits))
+        common_flags.write_whole(named, lines)
+        return [path, named]
+
+    def report(self, examples, outputs):
+        """Confusion, scores by label and length, the worst examples."""
+        import classifier_report
+
+        return classifier_report.parts(
+            self.kind,
+            self.labels,
+            examples,
+            self._by_example(examples, outputs),
+            self._values(examples),
+            self._tokens(examples, outputs),
+            self.thresholds() if self.kind == "multi_label" else None,
+        )
+
+    @staticmethod
+    def _tokens(examples, outputs):
+        """How many tokens each example has, those of overlaps twice."""
+        import numpy as np
+
+        return np.bincount(
+            outputs["example"], outputs["tokens"], len(examples)
+        ).astype(int)
 
     # ---- serving
 
@@ -295,31 +501,59 @@ class ClassifierTask(tasks.Task):
 
     def serve(self, texts, tokenizer, call):
         """Tokenizes raw strings as in training and answers them."""
+        import tensorflow as tf
+
+        import exporting
+
+        length = FLAGS.max_seq_length
         ids = [tokenizer.tokenize(text).ids for text in texts.values()]
-        features = tokenizer.pack(*ids, max_seq_length=FLAGS.max_seq_length)
-        return self.serving_outputs(call(features))
+        if FLAGS.long_text == "truncate_tail" or self.is_pair:
+            features = tokenizer.pack(*ids, max_seq_length=length)
+            return self.serving_outputs(call(features))
+        rows, owners = exporting.long_text_rows(
+            ids[0], length - 2, FLAGS.long_text, FLAGS.doc_stride
+        )
+        outputs = call(tokenizer.pack(rows, max_seq_length=length))
+        if FLAGS.long_text != "windows":
+            return self.serving_outputs(outputs)
+        logits = tf.math.unsorted_segment_mean(
+            outputs["logits"], owners, tf.size(ids[0].row_starts())
+        )
+        squash = tf.sigmoid if self.kind == "multi_label" else tf.nn.softmax
+        return self.serving_outputs(
+            {"score": logits[:, 0], "probabilities": squash(logits)}
+        )
 
     def serving_outputs(self, outputs):
-        """`probabilities` [B, C] and `label` [B], or `score` [B]."""
+        """`probabilities` [B, C] and `label` [B], or `score` [B].
+
+        With several labels to a row, `label` has them all, divided by
+        --label_separator."""
         import tensorflow as tf
 
         if self.kind == "regression":
             return {"score": outputs["score"]}
         probabilities = outputs["probabilities"]
-        if self.kind == "multi_label":
-            return {"probabilities": probabilities}
         names = tf.constant(self.labels)
-        best = tf.argmax(probabilities, axis=-1)
-        return {
-            "probabilities": probabilities,
-            "label": tf.gather(names, best),
-        }
+        if self.kind == "multi_label":
+            given = probabilities >= tf.constant(self.thresholds(), tf.float32)
+            rows = tf.zeros_like(probabilities, tf.int32)
+            chosen = tf.ragged.boolean_mask(
+                tf.gather(names, rows + tf.range(tf.size(names))), given
+            )
+            label = tf.strings.reduce_join(
+                chosen, axis=1, separator=FLAGS.label_separator
+            )
+        else:
+            label = tf.gather(names, tf.argmax(probabilities, axis=-1))
+        return {"probabilities": probabilities, "label": label}
 
 
 def main(_):
     """Checks the flags, then makes the trip."""
+    common_flags.recall(FLAGS.output_dir, RECALLED_FLAGS)
     task = ClassifierTask()
-    common_flags.check_phases("do_train", "do_eval", "do_predict", "do_export")
+    common_flags.check_finetuning()
     task.check()
     import finetuning
 

@@ -106,7 +106,12 @@ class RunDirectory:
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
         new.mkdir(parents=True)
-        self._checkpoint.write(str(new / "variables"))
+        try:
+            with _quiet():
+                self._checkpoint.write(str(new / "variables"))
+        except tf.errors.OpError as error:
+            reason = str(error).split("\n")[0]
+            raise OSError(f"{new} cannot be written: {reason}") from error
         state = json.dumps(dataclasses.asdict(progress), indent=1)
         (new / "state.json").write_text(state + "\n")
         if final.exists():
@@ -124,7 +129,8 @@ class RunDirectory:
         self._save(
             str(self.path / f"model.ckpt-{step}"), self._model, optimizer, step
         )
-        steps = checkpoint_steps(self.path)
+        # Higher ones are another run's; they are neither listed nor removed.
+        steps = [n for n in checkpoint_steps(self.path) if n <= step]
         _write_checkpoint_list(self.path, steps[-KEEP_CHECKPOINTS:])
         for old in steps[:-KEEP_CHECKPOINTS]:
             _remove_checkpoint(self.path, old)
@@ -154,6 +160,17 @@ class RunDirectory:
         if prefix is not None:
             self._load(prefix, self._model, None)
         return prefix
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Leaves out TensorFlow's line about each checkpoint it writes."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def checkpoint_steps(directory):

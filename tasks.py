@@ -37,20 +37,25 @@ class Task:
 
     The trip is the same for all: `examples` -> `featurize` -> batches -> the
     encoder -> `head` -> loss, or outputs -> `score` and `write` -> `export`.
-    Set by the trip before it starts: `tokenizer` (FullTokenizer).
+    Set by the trip before it starts: `tokenizer` (FullTokenizer) and
+    `directory` (the output directory, which may not exist yet).
     """
 
     name = "task"
     best_metric = "eval_accuracy"
     sequence_outputs = ()  # outputs that have the token axis
     group = 1  # token sequences in one row
+    text_shapes = {}  # of those text_inputs that are not [B]
     learning_rate_multipliers = ()  # (regex on variable.path, factor) pairs
     padded = False  # every batch at full length, padding computed
     rowless_examples = False  # an example to be answered may have no row
     # What --write_records calls the files of each set.
     record_names = {"train": "train", "eval": "eval", "predict": "predict"}
 
+    labels = None  # their names in the order of the head, if there are any
+
     tokenizer = None
+    directory = None
 
     def check(self):
         """Raises ValueError for flags that cannot work. No file is read."""
@@ -97,8 +102,9 @@ class Task:
     def score(self, examples, outputs, batch_size):
         """Gives the metrics of a set, {"eval_...": number}.
 
-        `outputs` is {name: one entry per row}, and outputs["example"] the
-        number of the example that each row belongs to."""
+        `outputs` is {name: one entry per row}, beside the head's the number
+        of the example that each row belongs to, outputs["example"], and of
+        its tokens, outputs["tokens"]."""
         raise NotImplementedError
 
     def write(self, examples, outputs, directory, suffix):
@@ -125,5 +131,5 @@ class Task:
         return outputs
 
     def report(self, examples, outputs):
-        """What report.html shows of the dev set; see `reports.py`."""
-        return None
+        """The parts of report.html about the dev set; see `reports.py`."""
+        return []

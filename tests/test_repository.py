@@ -50,6 +50,7 @@ LEVELS = {
     },
     2: {
         "checkpoints",
+        "classifier_report",
         "distribution",
         "exporting",
         "finetuning",
