@@ -45,3 +45,23 @@ def vocab_path(name):
         "multi_cased": "bert-base-multilingual-cased",
     }[name]
     return shared_data(f"vocab/{directory}/vocab.txt")
+
+
+def run_script(script, *arguments, check=True, env=None):
+    """Runs a script of this project in its own process.
+
+    Returns the subprocess.CompletedProcess with text output; fails the test
+    where the script does not end with 0, unless `check` is False."""
+    import subprocess
+    import sys
+
+    result = subprocess.run(
+        [sys.executable, str(ROOT / script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | (env or {}),
+    )
+    if check and result.returncode:
+        pytest.fail(f"{script} ended with {result.returncode}:\n{result.stderr}")
+    return result
