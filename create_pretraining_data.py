@@ -83,10 +83,11 @@ def define_flags():
         "The share of documents cut into shorter sequences, as fine-tuning "
         "has them.",
     )
-    _define_new_flags()
+    _define_masking_flags()
+    _define_scale_flags()
 
 
-def _define_new_flags():
+def _define_masking_flags():
     flags.DEFINE_enum(
         "nsp",
         "next",
@@ -127,6 +128,9 @@ def _define_new_flags():
         "Labels B as random even where it follows A, as the original does "
         "if the text is a single document.",
     )
+
+
+def _define_scale_flags():
     flags.DEFINE_integer(
         "num_workers",
         1,
@@ -160,7 +164,7 @@ def read_options() -> Options:
     names = {field.name for field in dataclasses.fields(Options)}
     streaming = FLAGS.streaming or FLAGS.runner is not None
     values = {name: FLAGS[name].value for name in names if name in FLAGS}
-    options = Options(**values, balanced=streaming and FLAGS.nsp == "next")
+    options = Options(**values, original_draws=not streaming)
     if FLAGS.num_shards and not streaming:
         raise ValueError("--num_shards goes with --streaming only")
     if streaming and "," in FLAGS.output_file:
@@ -211,6 +215,7 @@ def report(summary, options: Options, output_files, input_files):
 
 
 def main(_):
+    """Reads the text, writes the records and says what they hold."""
     options = read_options()
     logging.set_verbosity(logging.INFO)
     tools = load_tools(options)

@@ -71,7 +71,9 @@ class Draws:
         low = (words >> 6).astype(np.float64)
         high[:-1] = (high[:-1] * 67108864.0 + low[1:]) / 9007199254740992.0
         self.floats = memoryview(high)  # at each place; the last one is void
-        self._heads = (words < 1 << 31).view(np.uint8).tobytes()
+        # For each place, whether random() < 0.5 and random() < 0.8 there.
+        self.halves = (words < 1 << 31).view(np.uint8).tobytes()
+        self.four_fifths = (high < 0.8).view(np.uint8).tobytes()
         bytes_ = (words >> 24).astype(np.uint8)
         self._leading = {
             bits: (bytes_ >> (8 - bits)).tobytes() for bits in range(1, 9)
@@ -126,7 +128,22 @@ class Draws:
         """One byte for each of `count` draws: 1 where random() < 0.5."""
         position = self.reserve(2 * count)
         self._position = position + 2 * count
-        return self._heads[position : position + 2 * count : 2]
+        return self.halves[position : position + 2 * count : 2]
+
+    def choose(self, items: list, count: int) -> list:
+        """`count` of the items in random order, or all if there are fewer.
+
+        Uses `items` up. Not a method of `random.Random`; takes a draw for each
+        item that is chosen, where `pick` takes one for each that there is."""
+        size = len(items)
+        position = self.reserve(count)
+        words = self.words
+        for place in range(min(count, size)):
+            j = place + (words[position] * (size - place) >> 32)
+            position += 1
+            items[place], items[j] = items[j], items[place]
+        self._position = position
+        return items[:count]
 
     def pick(self, items: list, count: int | None = None) -> list:
         """The first `count` items (all if None) of the shuffled list.
@@ -181,6 +198,7 @@ class Masker:
     draw_per_word: one draw decides between [MASK], random and unchanged for
       all pieces of a unit. By default each piece has its own, so that a word
       can become `[MASK] ##aff house`, as in the original.
+    original_draws: choose pieces by the original's draws, not by fewer.
 
     Raises ValueError for a vocabulary without [MASK], [CLS] or [SEP]."""
 
@@ -192,6 +210,7 @@ class Masker:
         whole_word: bool = False,
         max_ngram: int = 1,
         draw_per_word: bool = False,
+        original_draws: bool = True,
     ):
         absent = [x for x in ("[MASK]", "[CLS]", "[SEP]") if x not in vocab]
         if absent:
@@ -201,6 +220,7 @@ class Masker:
         self.whole_word = whole_word
         self.max_ngram = max_ngram
         self.draw_per_word = draw_per_word
+        self.original_draws = original_draws
         self._mask_id = vocab["[MASK]"]
         self._vocab_ids = list(vocab.values())
         self._is_later = later_pieces(vocab)
@@ -235,7 +255,8 @@ class Masker:
             candidates = list(range(1, len(ids) - 1))
             if separator < len(ids) - 1:
                 del candidates[separator - 1]
-            chosen = draws.pick(candidates, count)
+            pick = draws.pick if self.original_draws else draws.choose
+            chosen = pick(candidates, count)
             positions = sorted(chosen)
             labels = [ids[i] for i in positions]
             self._replace(ids, chosen, draws)
@@ -337,18 +358,18 @@ class Masker:
         mask_id, vocab_ids = self._mask_id, self._vocab_ids
         reach = 4 * len(chosen)
         position = draws.reserve(reach)
-        floats = draws.floats
+        four_fifths, halves = draws.four_fifths, draws.halves
         for index in chosen:
-            if floats[position] < 0.8:
+            if four_fifths[position]:
                 ids[index] = mask_id
                 position += 2
-            elif floats[position + 2] < 0.5:
+            elif halves[position + 2]:
                 position += 4
             else:
                 draws.skip_to(position + 4)
                 ids[index] = vocab_ids[draws.below(len(vocab_ids))]
                 position = draws.reserve(reach)
-                floats = draws.floats
+                four_fifths, halves = draws.four_fifths, draws.halves
         draws.skip_to(position)
 
     def _replace_word(self, ids, unit, draws):

@@ -34,8 +34,9 @@ class Options:
     unmasked: keep the tokens, for masking while training.
     original_labels: call B random even where it does follow A, as the
       original does when the corpus is a single document.
-    balanced: draw continuations as often as random sentences, where the text
-      allows it; not what the original draws.
+    original_draws: take the original's draws in its order. Otherwise fewer
+      are taken, and continuations are as frequent as random sentences where
+      the text allows it.
 
     Raises ValueError for settings that cannot work."""
 
@@ -51,7 +52,7 @@ class Options:
     nsp: str = "next"
     unmasked: bool = False
     original_labels: bool = False
-    balanced: bool = False
+    original_draws: bool = True
 
     def __post_init__(self):
         if self.nsp not in ("next", "sop", "none"):
@@ -320,15 +321,16 @@ class InstanceSampler:
             options.do_whole_word_mask,
             options.max_ngram,
             options.draw_per_word,
+            options.original_draws,
         )
         self._cls, self._sep = vocab["[CLS]"], vocab["[SEP]"]
         markers = 2 if options.nsp == "none" else 3
         self._max_num_tokens = options.max_seq_length - markers
         self._surplus_random = 0  # random labels minus the others
         self._pairs = {
-            "next": self._balanced_pairs
-            if options.balanced
-            else self._next_sentence_pairs,
+            "next": self._next_sentence_pairs
+            if options.original_draws
+            else self._balanced_pairs,
             "sop": self._order_pairs,
             "none": self._single_segments,
         }[options.nsp]

@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import accumulate, islice
+from operator import itemgetter
 
 import numpy as np
 
@@ -43,7 +45,7 @@ class InstanceEncoder:
     The same bytes as `options.spec.encode` of its features; whatever comes
     back in many records is made once."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, vocab_size: int):
         spec = options.spec
         self._spec = spec
         self._unmasked = options.unmasked
@@ -52,6 +54,7 @@ class InstanceEncoder:
         self._ones = b"\1" * length
         self._zeros = bytes(max(length, count))
         self._small = length <= 128  # a position fits a byte
+        self._varints = [records.VARINTS[i] for i in range(vocab_size)]
         self._ids = [spec.prefix("input_ids", n) for n in range(5 * length + 1)]
         self._segments = spec.prefix("segment_ids", length)
         self._masks = [
@@ -73,11 +76,11 @@ class InstanceEncoder:
     def __call__(self, instance: TrainingInstance) -> bytes:
         """A serialized tf.train.Example with the features of the options."""
         ids, separator, is_random, positions, labels, _, pieces = instance
-        varint = records.VARINTS.__getitem__
+        varints = self._varints
         ones, zeros = self._ones, self._zeros
         length, first = len(ids), separator + 1
         padding = zeros[: self._length - length]
-        packed = b"".join(map(varint, ids))
+        packed = b"".join(itemgetter(*ids)(varints))
         parts = [
             self._ids[len(packed) + len(padding)],
             packed,
@@ -92,7 +95,7 @@ class InstanceEncoder:
             parts.append(self._spec.entry("word_pieces", pieces))
         else:
             unused = zeros[: self._count - len(labels)]
-            packed = b"".join(map(varint, labels))
+            packed = b"".join(map(varints.__getitem__, labels))
             if self._small:
                 parts += (self._positions, bytes(positions), unused)
             else:
@@ -201,7 +204,9 @@ class Tools:
         self.vocab = tokenizer.vocab
         self.options = options
         self.encode_text = TextEncoder(tokenizer, options.segmenter)
-        self.encode_instance = InstanceEncoder(options)
+        self.encode_instance = InstanceEncoder(
+            options, max(tokenizer.vocab.values()) + 1
+        )
         self.is_chinese = masking.chinese_pieces(tokenizer.vocab)
 
 
@@ -289,10 +294,8 @@ class _Spool:
     """Records on disk that can be read back in any order; leaves no file."""
 
     def __init__(self, directory: str):
-        self._file = tempfile.TemporaryFile(  # closed in __exit__
-            dir=directory, buffering=1 << 20
-        )
-        self._ends = array("Q", [0])
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)
+        self._starts = array("Q", [0])
 
     def __enter__(self):
         return self
@@ -300,19 +303,23 @@ class _Spool:
     def __exit__(self, *error):
         self._file.close()
 
-    def append(self, framed: bytes):
-        self._file.write(framed)
-        self._ends.append(self._ends[-1] + len(framed))
+    def extend(self, framed: list[bytes]):
+        content = memoryview(b"".join(framed))
+        while content:  # a raw file may take less than it is given
+            content = content[self._file.write(content) :]
+        starts = self._starts
+        starts.extend(
+            islice(accumulate(map(len, framed), initial=starts[-1]), 1, None)
+        )
 
     def read_in(self, order: Iterable[int]) -> Iterator[bytes]:
-        self._file.flush()
-        handle, ends = self._file.fileno(), self._ends
+        handle, starts = self._file.fileno(), self._starts
         for number in order:
-            start = ends[number]
-            yield os.pread(handle, ends[number + 1] - start, start)
+            start = starts[number]
+            yield os.pread(handle, starts[number + 1] - start, start)
 
     def __len__(self):
-        return len(self._ends) - 1
+        return len(self._starts) - 1
 
 
 def write_instance_to_example_files(
@@ -328,8 +335,7 @@ def write_instance_to_example_files(
     directory = os.path.dirname(output_files[0]) or "."
     with _Spool(directory) as spool:
         for batch in workers.map(encode_batch, _batches(instances, summary)):
-            for framed in batch:
-                spool.append(framed)
+            spool.extend(batch)
         order = array("I", range(len(spool)))
         rng.shuffle(order)
         if not len(spool):

@@ -240,7 +240,7 @@ def test_fast_encoding_is_that_of_the_specification(
         length, predictions, 3, do_whole_word_mask=True, unmasked=unmasked
     )
     tokenizer = tokenization.FullTokenizer(vocab_path("uncased"))
-    encode = pretraining_writer.InstanceEncoder(options)
+    encode = pretraining_writer.InstanceEncoder(options, len(tokenizer.vocab))
     for made in pretraining_data.create_training_instances(
         [str(text)], tokenizer, options, random.Random(1)
     ):
