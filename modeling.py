@@ -490,14 +490,15 @@ class BertModel(keras.Model):
         the pooler reads the first of them, which must be position 0.
         `seed` (int32 [2]) fixes the dropout of a training call. `details` adds
         `embedding_output`, `all_encoder_layers` and `attention_probs` (a list
-        of [B, N, L, L]), all computed in the padded form.
+        of [B, N, L, L]), all computed in the padded form; details="layers"
+        adds the first two, 0 at padding as `sequence_output` is.
         Raises ValueError for a batch longer than the position table."""
         ids, mask, segments = self._check(inputs)
         if training and seed is None:
             seed = self.next_seed()
         dropout = Dropout(seed if training else None)
         form = ops.PackedLayout
-        if self.padded or details:
+        if self.padded or details is True:
             form = ops.PaddedLayout
         layout = form(mask, self.config.num_attention_heads, positions)
         x = self.embeddings(ids, segments, layout=layout, dropout=dropout)
@@ -517,6 +518,7 @@ class BertModel(keras.Model):
         if details:
             outputs["embedding_output"] = layout.sequence(embedded)
             outputs["all_encoder_layers"] = [layout.sequence(h) for h in hidden]
+        if details is True:
             outputs["attention_probs"] = attention
         if tf.executing_eagerly():
             self._last.outputs = outputs
