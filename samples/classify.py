@@ -11,7 +11,6 @@ scores a file, and with --confusion_matrix it draws the result (matplotlib).
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -20,16 +19,13 @@ import sys
 def label_names(model_directory, count):
     """The names of the `count` classes in the order of the probabilities.
 
-    They stand in the run.json of the training run that the export lies in,
-    as OUTPUT_DIR/run.json beside OUTPUT_DIR/saved_model/1. An export that was
-    moved away gives "class 0", "class 1" and so on."""
-    for directory in pathlib.Path(model_directory).resolve().parents[:2]:
-        path = directory / "run.json"
-        if path.is_file():
-            run = json.loads(path.read_text(encoding="utf-8"))
-            names = run.get("description", {}).get("labels") or []
-            if len(names) == count:
-                return [str(name) for name in names]
+    They stand in assets.extra/labels.txt of the export, one a line. Without
+    that file they are called "class 0", "class 1" and so on."""
+    path = pathlib.Path(model_directory) / "assets.extra" / "labels.txt"
+    if path.is_file():
+        names = path.read_text(encoding="utf-8").split("\n")[:-1]
+        if len(names) == count:
+            return names
     return [f"class {i}" for i in range(count)]
 
 

@@ -192,13 +192,11 @@ def test_read_rows_names_file_and_line(classify, tmp_path):
         classify.read_rows(path)
 
 
-def test_label_names_come_from_the_run(classify, tmp_path):
-    export = tmp_path / "saved_model" / "1"
-    export.mkdir(parents=True)
-    assert classify.label_names(export, 2) == ["class 0", "class 1"]
-    run = {"description": {"labels": ["no", "yes"]}}
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    assert classify.label_names(export, 2) == ["no", "yes"]
+def test_label_names_come_from_the_export(classify, tmp_path):
+    assert classify.label_names(tmp_path, 2) == ["class 0", "class 1"]
+    (tmp_path / "assets.extra").mkdir()
+    (tmp_path / "assets.extra" / "labels.txt").write_text("no\nyes\n")
+    assert classify.label_names(tmp_path, 2) == ["no", "yes"]
 
 
 def test_classify_refuses_in_one_sentence(tmp_path):
