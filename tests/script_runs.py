@@ -1,0 +1,59 @@
+"""Runs of a script's main in the test's own process."""
+
+import contextlib
+import importlib
+import logging
+
+from absl import flags
+from absl.testing import flagsaver
+
+FLAGS = flags.FLAGS
+
+
+class Script:
+    """A script whose flags are defined for as long as a `with` block lasts."""
+
+    def __init__(self, name):
+        self._module = importlib.import_module(name)
+
+    def __enter__(self):
+        before = set(FLAGS)
+        # Flags that another test's script has left behind, of the same name.
+        self._module.define_flags()
+        self._own = set(FLAGS) - before
+        return self
+
+    def __exit__(self, *_):
+        for name in self._own:
+            delattr(FLAGS, name)
+
+    def __call__(self, *arguments):
+        """Runs main with the given flags only; gives its log lines."""
+        lines = _Lines()
+        logger = logging.getLogger("absl")
+        level = logger.level
+        logger.addHandler(lines)
+        logging.getLogger().addHandler(lines)
+        logger.setLevel(logging.INFO)
+        try:
+            with flagsaver.flagsaver():
+                FLAGS.unparse_flags()
+                for name in FLAGS:
+                    FLAGS[name].unparse()
+                FLAGS(["script", *map(str, arguments)])
+                with contextlib.suppress(SystemExit):
+                    self._module.main([])
+        finally:
+            logger.removeHandler(lines)
+            logging.getLogger().removeHandler(lines)
+            logger.setLevel(level)
+        return "\n".join(dict.fromkeys(lines.found))
+
+
+class _Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def emit(self, record):
+        self.found.append(f"{record.levelname}: {record.getMessage()}")
