@@ -1,5 +1,7 @@
 """What report.html says of a classifier: see `parts`; drawn by `reports.py`."""
 
+import os
+
 import numpy as np
 
 import metrics
@@ -28,7 +30,7 @@ def parts(kind, labels, examples, logits, values, tokens, thresholds=None):
     shown = [
         (
             float(losses[row]),
-            str(example.source or example.guid),
+            _place(example),
             _names(labels, truth[row]),
             _names(labels, given[row]),
             _chances(labels, chances[row]),
@@ -79,7 +81,7 @@ def _of_numbers(examples, scores, values, tokens):
     shown = [
         (
             float(errors[row] ** 2),
-            str(example.source or example.guid),
+            _place(example),
             float(values[row]),
             float(scores[row]),
             _text(example),
@@ -91,6 +93,11 @@ def _of_numbers(examples, scores, values, tokens):
         reports.by_length(tokens, errors, "absolute error", "Error by length"),
         reports.worst_examples(shown),
     ]
+
+
+def _place(example):
+    """Where an example stands: file name and line."""
+    return os.path.basename(example.source or str(example.guid))
 
 
 def _names(labels, mask):

@@ -83,7 +83,7 @@ def find_model(output_dir):
     Flags come first, then what lies beside --init_checkpoint, then what an
     earlier run left in the output directory."""
     former = read_run(output_dir)
-    source = FLAGS.init_checkpoint
+    source = FLAGS.init_checkpoint or None
     config = common_flags.given("bert_config_file")
     vocab = common_flags.given("vocab_file")
     if source:
@@ -142,12 +142,23 @@ class Voyage:
         )
         trained = self.former or self._run_of_checkpoint()
         if trained and trained.get("task") == task.name:
-            task.restore(trained["description"])
+            self._recall(trained)
         self.rows = rows  # (sets, tables), if another seed has read them
         self.sets, self.tables = rows or ({}, {})
         self._final = {}
         self.result = None
         self.global_step = 0
+
+    def _recall(self, trained):
+        """Tells the task what its run.json says."""
+        try:
+            self.task.restore(trained["description"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{RUN_FILE} of {self.files.checkpoint or self.output_dir} "
+                f"lacks {error}: it is not of this program or version. Choose "
+                "another directory."
+            ) from error
 
     def _run_of_checkpoint(self):
         """The run.json beside --init_checkpoint where that is to be used.

@@ -128,6 +128,8 @@ def bars(title, names, values, note="", counts=None, ylabel="score"):
         if counts is not None:
             axes.bar_label(drawn, [f"n={count}" for count in counts])
         axes.margins(y=0.15)
+        if 0.5 < max(values) <= 1:
+            axes.set_ylim(0, 1.15)
         return figure
 
     return _heading(title, note) + _picture(draw)
