@@ -380,6 +380,7 @@ class SquadTask(tasks.Task):
             threshold=FLAGS.null_score_diff_threshold
             if self.version_2
             else None,
+            classifier=self.no_answer_head,
             passage_first=self.passage_first,
             truncate=FLAGS.long_text == "truncate",
         )
