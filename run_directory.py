@@ -165,12 +165,13 @@ class RunDirectory:
 @contextlib.contextmanager
 def _quiet():
     """Leaves out TensorFlow's line about each checkpoint it writes."""
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.WARNING)
+    logger = logging.get_absl_logger()
+    before = logger.level
+    logger.setLevel("WARNING")
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logger.setLevel(before)
 
 
 def checkpoint_steps(directory):

@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_training as toy
+from conftest import GOLDEN
 
 import distribution
+import heads
+import modeling
+import optimization
 import training
 
 # Before any test starts TensorFlow: two replicas need two devices.
@@ -194,6 +199,114 @@ def test_dropout_seeds_are_pure_and_all_different():
     first = distribution.dropout_seed(3, tf.constant(7, tf.int64), 1)
     second = distribution.dropout_seed(3, 7, 1)
     np.testing.assert_array_equal(first, second)
+
+
+# ----------------------------------------------------------- the real model
+
+
+def real_model(dropout=0.1):
+    """The tiny BERT with a classifier of two labels, weights of a seed."""
+    toy.keras.utils.set_random_seed(11)
+    config = modeling.BertConfig.from_dict(
+        json.loads((GOLDEN / "tiny" / "bert_config.json").read_text())
+        | {
+            "hidden_dropout_prob": dropout,
+            "attention_probs_dropout_prob": dropout,
+        }
+    )
+    head = heads.ClassifierHead(config.hidden_size, 2)
+    return heads.TaskModel(modeling.BertModel(config), head)
+
+
+def texts(first_step, context):
+    """Eight rows of unequal length for each step, shared by the replicas."""
+    count = 8 // context.num_replicas_in_sync
+
+    def batches():
+        for step in range(first_step, 6):
+            ids = np.random.default_rng(step).integers(5, 90, (8, 12))
+            mask = np.arange(12) < 3 + np.arange(8)[:, None]
+            for low in range(0, 8, count):
+                part = slice(low, low + count)
+                yield {
+                    "input_ids": (ids * mask)[part].astype(np.int32),
+                    "input_mask": mask[part].astype(np.int32),
+                    "label_ids": (ids[part, 0] % 2).astype(np.int32),
+                }
+
+    spec = {
+        "input_ids": tf.TensorSpec([None, None], tf.int32),
+        "input_mask": tf.TensorSpec([None, None], tf.int32),
+        "label_ids": tf.TensorSpec([None], tf.int32),
+    }
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+
+def train_real(strategy, directory, dropout=0.1, **options):
+    with strategy.scope():
+        model = real_model(dropout)
+        optimizer = optimization.create_optimizer(1e-3, 6, 2)
+    trainer = training.Trainer(
+        model, optimizer, strategy, str(directory), 6, 8, **options
+    )
+    return trainer, trainer.train(texts)
+
+
+def test_real_model_has_equal_bits_for_equal_seeds(one_device, tmp_path):
+    first, one = train_real(one_device, tmp_path / "a", seed=4)
+    second, two = train_real(one_device, tmp_path / "b", seed=4)
+    np.testing.assert_array_equal(one.losses, two.losses)
+    assert_same(weights_of(first), weights_of(second))
+    prefix = tf.train.latest_checkpoint(tmp_path / "a")
+    names = {name for name, _ in tf.train.list_variables(prefix)}
+    assert "bert/encoder/layer_0/attention/self/query/kernel" in names
+    assert "output_weights" in names and "global_step" in names
+
+
+@pytest.mark.slow
+def test_real_model_on_two_replicas_and_in_micro_batches(
+    one_device, mirrored, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(heads, "HEAD_DROPOUT", 0.0)
+    _, one = train_real(one_device, tmp_path / "a", dropout=0.0)
+    _, two = train_real(
+        mirrored, tmp_path / "b", dropout=0.0, accumulation_steps=2
+    )
+    np.testing.assert_allclose(two.losses, one.losses, atol=1e-5)
+
+
+def test_directory_of_the_original_is_resumed(one_device, tmp_path):
+    """What its run_pretraining.py left after 3 steps, slots included."""
+    for path in (GOLDEN / "tiny" / "trained").iterdir():
+        shutil.copy(path, tmp_path)
+    data = np.load(GOLDEN / "modeling" / "optim_resume_from_trained.npz")
+    features = {
+        key.removeprefix("in:"): data[key]
+        for key in data.files
+        if key.startswith("in:")
+    }
+    with one_device.scope():
+        encoder = real_model(0.0).encoder
+        table = encoder.get_embedding_table()
+        model = heads.TaskModel(
+            encoder, heads.PretrainingHead(encoder.config, table)
+        )
+        optimizer = optimization.create_optimizer(1e-3, 4, 0)
+    trainer = training.Trainer(
+        model, optimizer, one_device, str(tmp_path), 4, 8
+    )
+
+    def dataset_fn(first_step, context):
+        assert first_step == 3
+        return tf.data.Dataset.from_tensors(features)
+
+    result = trainer.train(dataset_fn)
+    assert result.losses == pytest.approx([data["losses"][0]], abs=1e-5)
+    slots = np.load(GOLDEN / "tiny" / "trained" / "variables.npz")
+    kept = optimizer.slot(table, "adam_v").numpy()
+    old = slots["bert/embeddings/word_embeddings/adam_v"]
+    assert (kept >= 0.99 * 0.999 * old).all() and old.max() > 0
+    assert optimizer.iterations.numpy() == 4
 
 
 # -------------------------------------------------------------------- resume
@@ -380,6 +493,20 @@ def test_slots_are_written_only_where_asked_and_used(one_device, tmp_path):
         assert count == (7 if slots else 0)  # the pooler got no gradient
 
 
+def test_a_full_disk_leaves_the_last_state(one_device, tmp_path, monkeypatch):
+    def full(self, prefix):
+        pathlib.Path(prefix + ".index").write_text("half")
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left")
+
+    run(one_device, tmp_path, num_train_steps=4, planned_steps=8)
+    monkeypatch.setattr(tf.train.Checkpoint, "write", full)
+    with pytest.raises(OSError, match="cannot be written: No space left"):
+        run(one_device, tmp_path, num_train_steps=8)
+    monkeypatch.undo()
+    _, result = run(one_device, tmp_path, num_train_steps=8)
+    assert result.first_step == 4 and result.global_step == 8
+
+
 # ---------------------------------------------------------------- divergence
 
 
@@ -560,8 +687,8 @@ def test_log_line_has_the_rate_of_its_step(one_device, tmp_path, log):
     trainer = toy.make_trainer(
         one_device, tmp_path, planned_steps=100, log_steps=5
     )
-    trainer.optimizer.learning_rate = (
-        training.optimization.learning_rate_schedule(1e-4, 100, 10)
+    trainer.optimizer.learning_rate = optimization.learning_rate_schedule(
+        1e-4, 100, 10
     )
     trainer.train(toy.dataset_fn_of(32))
     line = next(text for text in log if text.startswith("step 5 of 20"))
