@@ -29,13 +29,21 @@ _CJK_RUN = re.compile(
 )
 
 
+_FOUR_FIFTHS = int(0.8 * 2**53)  # exact: random() counts in 2 ** -53
+
+
+def _float(first, second) -> float:
+    """What random() makes of two words: 27 bits of one, 26 of the other."""
+    return ((int(first) >> 5) * 67108864 + (int(second) >> 6)) / 2**53
+
+
 class Draws:
     """The draws of a `random.Random`, many times faster than its methods.
 
     Every method takes the same 32-bit words from the generator, in the same
     order, as the method of `random.Random` that it is named after, and so
-    gives the same value; but the words are fetched in blocks and turned into
-    floats and into leading bits by numpy. `close()` leaves the generator where
+    gives the same value; but the words are fetched in blocks, and numpy
+    prepares for each what is asked most often. `close()` leaves the generator where
     its own methods would have left it; until then it must not be used."""
 
     BLOCK = 1 << 14  # words; stays in the processor's cache
@@ -66,14 +74,14 @@ class Draws:
         )
         self._position, self._size, self._words = 0, len(words), words
         self.words = memoryview(words)
-        # As in CPython: 27 bits of one word and 26 of the next.
-        high = (words >> 5).astype(np.float64)
-        low = (words >> 6).astype(np.float64)
-        high[:-1] = (high[:-1] * 67108864.0 + low[1:]) / 9007199254740992.0
-        self.floats = memoryview(high)  # at each place; the last one is void
         # For each place, whether random() < 0.5 and random() < 0.8 there.
         self.halves = (words < 1 << 31).view(np.uint8).tobytes()
-        self.four_fifths = (high < 0.8).view(np.uint8).tobytes()
+        high = words >> 5
+        below = high < _FOUR_FIFTHS >> 26
+        for place in np.flatnonzero(high == _FOUR_FIFTHS >> 26):
+            if place + 1 < len(words):  # one in 134 million
+                below[place] = _float(words[place], words[place + 1]) < 0.8
+        self.four_fifths = below.view(np.uint8).tobytes()
         bytes_ = (words >> 24).astype(np.uint8)
         self._leading = {
             bits: (bytes_ >> (8 - bits)).tobytes() for bits in range(1, 9)
@@ -102,7 +110,15 @@ class Draws:
         if position + 2 > self._size:
             position = self.reserve(2)
         self._position = position + 2
-        return self.floats[position]
+        return _float(self.words[position], self.words[position + 1])
+
+    def coin(self) -> bool:
+        """Whether random() < 0.5."""
+        position = self._position
+        if position + 2 > self._size:
+            position = self.reserve(2)
+        self._position = position + 2
+        return self.halves[position] == 1
 
     def below(self, limit: int) -> int:
         """An integer in [0, limit), where limit < 2 ** 32.
@@ -377,7 +393,7 @@ class Masker:
         if draws.random() < 0.8:
             for index in unit:
                 ids[index] = self._mask_id
-        elif draws.random() >= 0.5:
+        elif not draws.coin():
             for index in unit:
                 ids[index] = self._vocab_ids[draws.below(len(self._vocab_ids))]
 

@@ -417,7 +417,7 @@ class InstanceSampler:
             if end - at >= 2:
                 split = at + draws.randint(1, end - at - 1)
             a, a_end = starts[at], starts[split]
-            if end - at == 1 or draws.random() < 0.5:
+            if end - at == 1 or draws.coin():
                 b, b_last, other = self._random_sentence(document_index)
                 b_end = fill(b, b_last, target - (a_end - a))
                 is_random = self._options.original_labels or not (
@@ -486,7 +486,7 @@ class InstanceSampler:
             else:
                 return
             at = end
-            if draws.random() < 0.5:
+            if draws.coin():
                 yield b, b_end, a, b, True
             else:
                 yield a, b, b, b_end, False

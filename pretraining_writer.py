@@ -15,6 +15,8 @@ import glob
 import os
 import random
 import tempfile
+import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -213,9 +215,17 @@ class Tools:
 _tools = None  # of a worker process
 
 
-def _start_worker(tokenizer, options):
+def _start_worker(parent, tokenizer, options):
     global _tools
     _tools = Tools(tokenizer, options)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent):
+    """Ends this worker when its parent was killed; it would wait for ever."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _run_in_worker(job, item):
@@ -234,7 +244,7 @@ class Workers:
         self.count = count
         self._pool = None
         if count > 1:
-            arguments = (tools.tokenizer, tools.options)
+            arguments = (os.getpid(), tools.tokenizer, tools.options)
             self._pool = ProcessPoolExecutor(
                 count, None, _start_worker, arguments
             )

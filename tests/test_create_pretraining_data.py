@@ -816,6 +816,27 @@ def test_a_killed_run_goes_on(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_workers_leave_with_a_killed_script(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(many_documents(3000))
+    process = start(
+        dict(
+            input_file=path,
+            output_file=tmp_path / "o.tfrecord",
+            vocab_file=vocab_path("uncased"),
+            num_shards=8,
+            num_workers=2,
+        )
+    )
+    note = tmp_path / ".o.tfrecord.progress" / "shard-00000.json"
+    limit = time.monotonic() + 120
+    while not note.exists():
+        assert time.monotonic() < limit and process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)  # ends when the workers close stderr too
+
+
 def test_other_settings_begin_anew(tmp_path, text):
     output = tmp_path / "o.tfrecord"
     progress = tmp_path / ".o.tfrecord.progress"

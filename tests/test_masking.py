@@ -25,9 +25,11 @@ def test_draws_are_those_of_random(seed):
     ours, theirs = random.Random(seed), random.Random(seed)
     draws, which = Draws(ours), random.Random(-seed)
     for _ in range(60):
-        kind = which.randrange(5)
+        kind = which.randrange(6)
         if kind == 0:
             assert draws.random() == theirs.random()
+        elif kind == 5:
+            assert draws.coin() == (theirs.random() < 0.5)
         elif kind == 1:
             last = which.choice([0, 1, 6, 7, 300, 30521, 2**31])
             assert draws.randint(3, 3 + last) == theirs.randint(3, 3 + last)
@@ -45,6 +47,44 @@ def test_draws_are_those_of_random(seed):
             assert draws.pick(list(range(size)), count) == wanted
     draws.close()
     assert ours.getstate() == theirs.getstate()
+
+
+def test_draws_that_decide_on_masks():
+    draws, theirs = Draws(random.Random(8)), random.Random(8)
+    for place in range(0, Draws.BLOCK, 2):
+        value = theirs.random()
+        assert draws.four_fifths[place] == (value < 0.8)
+        assert draws.halves[place] == (value < 0.5)
+
+    class Words:
+        """A generator of given words: just below, at and above 0.8."""
+
+        def getstate(self):
+            return None
+
+        def getrandbits(self, bits):
+            top = masking._FOUR_FIFTHS >> 26
+            low = masking._FOUR_FIFTHS & ((1 << 26) - 1)
+            made = 0
+            for index in range(bits // 64):
+                first, second = top << 5, (low + index % 3 - 1) << 6
+                made |= (first | second << 32) << (64 * index)
+            return made
+
+    assert list(Draws(Words()).four_fifths[:6:2]) == [1, 0, 0]
+
+
+def test_chosen_items_are_spread_evenly():
+    draws = Draws(random.Random(2))
+    counts = collections.Counter()
+    for _ in range(6000):
+        chosen = draws.choose(list(range(10)), 3)
+        assert len(set(chosen)) == 3
+        counts.update(enumerate(chosen))
+    assert len(counts) == 30
+    assert all(500 < count < 700 for count in counts.values())
+    assert sorted(draws.choose([5, 6], 4)) == [5, 6]
+    assert draws.choose([], 4) == []
 
 
 def test_draws_of_nothing():
