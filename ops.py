@@ -220,65 +220,68 @@ class PackedLayout:
         self._attended = tf.gather(tf.reshape(attended, [-1]), self._flat)
         self._is_key = tf.gather(tf.reshape(mask, [-1]), self._flat)
         self._num_heads = num_heads
+        self._indexes = {}
         self._make_groups(batch)
+        self._make_biases()
+        self._make_context_index()
 
     def _make_groups(self, batch):
         """Ranks the rows by length and lays out the slots of each group."""
-        heads = self._num_heads
-        ranked = tf.argsort(self._lengths)
-        cuts = [batch * i // NUM_LENGTH_GROUPS for i in range(5)]
+        self._ranked = ranked = tf.argsort(self._lengths)
+        count = NUM_LENGTH_GROUPS
+        cuts = [batch * i // count for i in range(count + 1)]
         self._groups = []  # of (row count, longest)
-        tokens, valid, rows = [], [], []
+        self._tokens, self._valid = [], []  # [B, L] of each group
+        rows = []
         offset = tf.constant(0)
         for low, high in zip(cuts, cuts[1:], strict=False):
-            row = ranked[low:high]
+            row, count = ranked[low:high], high - low
             lengths = tf.gather(self._lengths, row)
-            longest = tf.maximum(tf.reduce_max(lengths), 0)
+            longest = tf.maximum(tf.reduce_max(lengths), 0)  # -inf of no row
             slot = tf.range(longest)[None, :]
-            token = tf.gather(self._starts, row)[:, None]
-            token += tf.minimum(slot, lengths[:, None] - 1)
-            count = high - low
+            last = lengths[:, None] - 1
+            first = tf.gather(self._starts, row)[:, None]
             self._groups.append((count, longest))
-            tokens.append(token)
-            valid.append(slot < lengths[:, None])
+            self._tokens.append(first + tf.minimum(slot, last))
+            self._valid.append(slot <= last)
             # For each row: its group's first slot, its place, count, longest.
-            rows.append(
-                tf.stack(
-                    [
-                        tf.fill([count], offset),
-                        tf.range(count),
-                        tf.fill([count], count),
-                        tf.fill([count], longest),
-                    ],
-                    axis=1,
-                )
-            )
+            place = [
+                tf.fill([count], offset),
+                tf.range(count),
+                tf.fill([count], count),
+                tf.fill([count], longest),
+            ]
+            rows.append(tf.stack(place, axis=1))
             offset += count * longest
-        self._tokens, self._valid = tokens, valid
-        self._ranked = ranked
-        self._slots = offset  # B * L as attention pads it
         # Where each token stands among the slots, in the order of tokens.
         placed = tf.gather(tf.concat(rows, 0), tf.argsort(ranked))  # [B, 4]
-        row_of = tf.repeat(tf.range(tf.shape(ranked)[0]), self._lengths)
+        row_of = tf.repeat(tf.range(batch), self._lengths)
         slot_of = tf.range(self.size) - tf.gather(self._starts, row_of)
-        first, place, _, longest = tf.unstack(tf.gather(placed, row_of), axis=1)
+        first, place, count_of, longest = tf.unstack(
+            tf.gather(placed, row_of), axis=1
+        )
         self._place = (first, place, longest, slot_of)
-        self._count_of = tf.gather(placed, row_of)[:, 2]
+        self._count_of = count_of
+
+    def _make_biases(self):
+        """What is added to each group's scores: [B, 1, 1, L]."""
         self.biases = [
             tf.where(seen & tf.gather(self._is_key, token), 0.0, MASKED_SCORE)[
                 :, None, None, :
             ]
-            for token, seen in zip(tokens, valid, strict=True)
+            for token, seen in zip(self._tokens, self._valid, strict=True)
         ]
-        self._indexes = {}
-        # [T, N] of the context's slots, and back with padded slots zeroed
+
+    def _make_context_index(self):
+        """The gather of `merge_heads` [T, N], and its way back."""
+        heads = self._num_heads
         head = tf.range(heads)[None, :]
         first, place, longest, slot = (v[:, None] for v in self._place)
         self._context_index = (
             first * heads + (place * heads + head) * longest + slot
         )
         slots, is_real = [], []
-        for token, seen in zip(tokens, valid, strict=True):
+        for token, seen in zip(self._tokens, self._valid, strict=True):
             shape = [tf.shape(token)[0], heads, tf.shape(token)[1]]
             cell = token[:, None, :] * heads + tf.range(heads)[None, :, None]
             slots.append(tf.reshape(cell, [-1]))
