@@ -1,0 +1,322 @@
+"""The trip through a script: killed and resumed, seeds, devices, heads."""
+
+import json
+import random
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from classifier_runs import (
+    TINY,
+    read_results,
+    read_table,
+    run_all,
+    run_python,
+    succeed,
+    write_set,
+)
+from conftest import GOLDEN
+
+# Runs the script and kills it with SIGKILL. The place is PLACE at STEP: after
+# the step, between the two kinds of checkpoint, or inside the second.
+KILLED = """
+import os, sys
+step, place, *command = sys.argv[1:]
+def die():
+    os.kill(os.getpid(), 9)
+import common_flags, run_classifier
+import run_directory, training
+if place == "after":
+    check = training.Trainer._check_finite
+    def check_finite(self, figures, first):
+        check(self, figures, first)
+        if first + len(figures) >= int(step):
+            die()
+    training.Trainer._check_finite = check_finite
+elif place == "between":
+    save = run_directory.RunDirectory.save_resume
+    def save_resume(self, progress):
+        if progress.global_step >= int(step):
+            die()
+        save(self, progress)
+    run_directory.RunDirectory.save_resume = save_resume
+elif place == "inside":
+    replace = os.replace
+    def late(source, target):
+        if str(target).endswith("/step-" + step):
+            die()
+        replace(source, target)
+    os.replace = late
+run_classifier.define_flags()
+common_flags.FLAGS(["run_classifier.py", *command])
+run_classifier.main([])
+"""
+PLACES = ("after", "between", "inside")
+
+
+def command(top, output_dir, *flags):
+    return [
+        *TINY,
+        "--task_name=tsv",
+        f"--data_dir={top}/data",
+        f"--output_dir={output_dir}",
+        "--do_train",
+        "--num_train_epochs=5",
+        "--save_checkpoints_steps=4",
+        "--learning_rate=0.002",
+        "--log_steps=1",
+        *flags,
+    ]
+
+
+def weights(directory):
+    """{name: array} of the newest checkpoint that others read."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(directory))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+    }
+
+
+def assert_same_bits(first, second):
+    first, second = weights(first), weights(second)
+    assert first["global_step"] == 20
+    assert sorted(first) == sorted(second)
+    for name, value in first.items():
+        assert value.tobytes() == second[name].tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Two runs with one seed and one with another, none disturbed."""
+    top = tmp_path_factory.mktemp("runs")
+    write_set(top / "data")
+    succeed(
+        [
+            command(top, top / "first"),
+            command(top, top / "second"),
+            command(top, top / "other", "--seed=7"),
+        ],
+        top,
+    )
+    return top
+
+
+def kill_and_resume(top, output_dir, kills):
+    for step, place in kills:
+        result = run_python(
+            KILLED, step, place, *command(top, output_dir), check=False
+        )
+        assert result.returncode == -signal.SIGKILL, result.stderr
+    succeed([command(top, output_dir)], output_dir.parent)
+
+
+def test_same_seed_gives_the_same_bits(unbroken):
+    assert_same_bits(unbroken / "first", unbroken / "second")
+    first, other = weights(unbroken / "first"), weights(unbroken / "other")
+    assert any(np.any(first[name] != other[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_killed_runs_end_with_the_same_bits(unbroken, tmp_path):
+    kills = [(6, "after"), (8, "between"), (16, "inside")]
+    kill_and_resume(unbroken, tmp_path / "out", kills)
+    assert_same_bits(unbroken / "first", tmp_path / "out")
+
+
+@pytest.mark.soak
+def test_killed_ten_times_ends_with_the_same_bits(unbroken, tmp_path):
+    chance = random.Random()
+    steps = sorted(chance.sample(range(1, 20), 7)) + [8, 12, 16]
+    kills = [(step, "after") for step in steps[:7]]
+    kills += [(step, chance.choice(PLACES[1:])) for step in steps[7:]]
+    kills.sort()
+    print("kills:", kills)
+    for step, place in kills:
+        run_python(
+            KILLED,
+            step,
+            place,
+            *command(unbroken, tmp_path / "out"),
+            check=False,
+        )
+    succeed([command(unbroken, tmp_path / "out")], tmp_path)
+    assert_same_bits(unbroken / "first", tmp_path / "out")
+
+
+def test_resume_of_half_a_run_equals_the_whole(unbroken, tmp_path):
+    """And a finished run says so and changes nothing."""
+    whole, half = unbroken / "first", tmp_path / "half"
+    shutil.copytree(whole, half)
+    for path in (half / "resume").iterdir():
+        if path.name != "step-16":
+            shutil.rmtree(path)
+    for path in half.glob("model.ckpt-20.*"):
+        path.unlink()
+    again, done = succeed([command(unbroken, half)] * 2, tmp_path)
+    assert_same_bits(whole, half)
+    assert any("step 17 of 20" in line for line in again.log)
+    assert not any("step 16 of 20" in line for line in again.log)
+    assert any("nothing to train" in line for line in done.log)
+
+
+# ------------------------------------------------------------------- devices
+
+DEVICES = """
+import sys
+import tensorflow as tf
+count, losses, *command = sys.argv[1:]
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * int(count),
+)
+import numpy as np
+import common_flags, finetuning, heads, run_classifier
+heads.HEAD_DROPOUT = 0.0  # fixed at 0.1, whatever the config says
+run_classifier.define_flags()
+common_flags.FLAGS(["run_classifier.py", *command])
+voyage = finetuning.Voyage(
+    run_classifier.ClassifierTask(), common_flags.FLAGS.output_dir, 3
+)
+voyage.run()
+np.save(losses, voyage.result.losses)
+"""
+
+
+@pytest.mark.slow
+def test_two_devices_learn_what_one_does(tmp_path):
+    write_set(tmp_path / "data", ("a", "b", "c"))
+    config = json.loads((GOLDEN / "tiny" / "bert_config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    losses, rows = [], []
+    for count, name in ((1, "one_device"), (2, "mirrored")):
+        output_dir = tmp_path / name
+        flags = command(
+            tmp_path,
+            output_dir,
+            f"--bert_config_file={tmp_path}/config.json",
+            f"--distribution_strategy={name}",
+            "--do_eval",
+            "--do_predict",
+        )
+        found = tmp_path / f"{name}.npy"
+        run_python(DEVICES, count, found, *flags)
+        losses.append(np.load(found))
+        rows.append(read_table(output_dir / "test_results.tsv"))
+    assert losses[0].shape == (20,)
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-5)
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-4)
+    results = [
+        read_results(tmp_path / name / "eval_results.txt")
+        for name in ("one_device", "mirrored")
+    ]
+    assert results[0]["eval_loss"] == pytest.approx(
+        results[1]["eval_loss"], abs=1e-4
+    )
+
+
+# --------------------------------------------------------------------- models
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    """Runs that start from what other runs left: (directory, list of Run)."""
+    top = tmp_path_factory.mktemp("chain")
+    write_set(top / "two")
+    write_set(top / "three", ("a", "b", "c"))
+    short = ["--task_name=tsv", "--num_train_epochs=1", "--train_batch_size=4"]
+    phases = ["--do_train", "--do_eval", "--do_predict"]
+    first = top / "first"
+    commands = {
+        "first": [*TINY, *short, *phases, f"--data_dir={top}/two"],
+        # C06: another number of labels, from the checkpoint of the first.
+        "three": [
+            *short,
+            *phases,
+            "--max_seq_length=16",
+            f"--init_checkpoint={first}",
+            f"--data_dir={top}/three",
+        ],
+        # A trained model used from another directory.
+        "elsewhere": [
+            "--task_name=tsv",
+            "--do_eval",
+            "--do_predict",
+            "--max_seq_length=16",
+            f"--init_checkpoint={first}",
+            f"--data_dir={top}/two",
+        ],
+        "stale": [*TINY, *short, "--do_train", f"--data_dir={top}/two"],
+    }
+    (top / "stale").mkdir()
+    for path in (GOLDEN / "tiny" / "trained").glob("model.ckpt-3.*"):
+        shutil.copy(path, top / "stale" / path.name.replace("-3", "-999"))
+    done = [
+        *short,
+        *phases,
+        f"--data_dir={top}/three",
+        f"--output_dir={first}",
+        "--max_seq_length=16",
+    ]
+    runs = run_all(
+        [
+            *([*c, f"--output_dir={top}/{n}"] for n, c in commands.items()),
+            done,
+        ],
+        top,
+    )
+    names = [*commands, "other labels"]
+    return top, dict(zip(names, runs, strict=True))
+
+
+def test_other_number_of_labels_starts_a_fresh_head(chain):
+    _, runs = chain
+    assert runs["three"].code == 0, runs["three"].stderr
+    fresh = [line for line in runs["three"].log if "head starts fresh" in line]
+    assert len(fresh) == 1
+
+
+def test_other_labels_in_an_old_directory_are_refused(chain):
+    _, runs = chain
+    run = runs["other labels"]
+    assert run.code == 1 and "'a' is not one of: no, yes" in run.stderr
+
+
+def test_trained_model_answers_from_another_directory(chain):
+    top, runs = chain
+    assert runs["elsewhere"].code == 0, runs["elsewhere"].stderr
+    found = [
+        read_table(top / name / "test_results.tsv")
+        for name in ("first", "elsewhere")
+    ]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+def test_checkpoint_holds_no_slots_and_names_the_newest(chain):
+    top, runs = chain
+    assert not any("adam" in name for name in weights(top / "first"))
+    assert runs["stale"].code == 0, runs["stale"].stderr
+    listed = (top / "stale" / "checkpoint").read_text()
+    assert 'model_checkpoint_path: "model.ckpt-4"' in listed
+    assert "999" not in listed
+    assert (top / "stale" / "model.ckpt-999.index").exists()
+
+
+def test_directory_describes_itself(chain):
+    top, _ = chain
+    run = json.loads((top / "first" / "run.json").read_text())
+    assert run["task"] == "classifier/tsv"
+    assert run["description"]["labels"] == ["no", "yes"]
+    assert run["do_lower_case"] is True and run["seed"] == 12345
+    assert run["flags"]["max_seq_length"] == 16
+    assert set(run["versions"]) == {"tensorflow", "keras"}
+    tiny = GOLDEN / "tiny"
+    copied = (top / "first" / "vocab.txt").read_bytes()
+    assert copied == (tiny / "vocab.txt").read_bytes()
+    assert json.loads((top / "first" / "bert_config.json").read_text()) == (
+        json.loads((tiny / "bert_config.json").read_text())
+    )
