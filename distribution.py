@@ -11,6 +11,7 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import convert_to_constants
 
 STRATEGIES = (
     "auto",
@@ -188,6 +189,18 @@ class Predictor:
         self._strategy = strategy or tf.distribute.get_strategy()
         self._run_eagerly = run_eagerly
         self._functions = {}
+        self._is_frozen = False
+
+    def freeze(self):
+        """Takes the weights as constants from now on, in bfloat16 on a CPU.
+
+        oneDNN then keeps them cast and reordered, which makes products of
+        16 bits twice as fast. Later changes of the weights are not seen."""
+        one = self._strategy.num_replicas_in_sync < 2
+        narrow = self._model.compute_dtype == "bfloat16"
+        if one and narrow and not tf.config.list_logical_devices("GPU"):
+            self._functions = {}
+            self._is_frozen = True
 
     def batches(self, batches):
         """Gives the dict of numpy outputs of each batch, rows in order.
@@ -249,8 +262,11 @@ class Predictor:
                 for n, v in features.items()
             }
             replicas = len(self._split(features, 1))
-            self._functions[key] = tf.function(
+            function = tf.function(
                 self._forward, input_signature=[[spec] * replicas]
+            )
+            self._functions[key] = (
+                _frozen(function) if self._is_frozen else function
             )
         return self._functions[key]
 
@@ -270,6 +286,20 @@ class Predictor:
             for name, value in outputs.items()
         }
         return [{n: v[i] for n, v in local.items()} for i in range(len(parts))]
+
+
+def _frozen(function):
+    """The same function with its variables' values as constants."""
+    concrete = function.get_concrete_function()
+    constant = convert_to_constants.convert_variables_to_constants_v2(concrete)
+
+    def call(parts):
+        tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(parts)]
+        return tf.nest.pack_sequence_as(
+            concrete.structured_outputs, tf.nest.flatten(constant(*tensors))
+        )
+
+    return call
 
 
 def predict(model, batches, strategy=None, run_eagerly=False):
