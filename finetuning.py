@@ -201,6 +201,7 @@ class Voyage:
             self._train()
         else:
             self._load_trained()
+        self._predictor.freeze()
         results = {}
         if FLAGS.do_eval and self.is_chief:
             results = self._evaluate()
