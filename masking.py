@@ -43,8 +43,9 @@ class Draws:
     Every method takes the same 32-bit words from the generator, in the same
     order, as the method of `random.Random` that it is named after, and so
     gives the same value; but the words are fetched in blocks, and numpy
-    prepares for each what is asked most often. `close()` leaves the generator where
-    its own methods would have left it; until then it must not be used."""
+    prepares for each what is asked most often. `close()` leaves the generator
+    where its own methods would have left it; until then it must not be
+    used."""
 
     BLOCK = 1 << 14  # words; stays in the processor's cache
 
