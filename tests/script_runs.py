@@ -1,6 +1,5 @@
 """Runs of a script's main in the test's own process."""
 
-import contextlib
 import importlib
 import logging
 
@@ -18,7 +17,6 @@ class Script:
 
     def __enter__(self):
         before = set(FLAGS)
-        # Flags that another test's script has left behind, of the same name.
         self._module.define_flags()
         self._own = set(FLAGS) - before
         return self
@@ -30,24 +28,18 @@ class Script:
     def __call__(self, *arguments):
         """Runs main with the given flags only; gives its log lines."""
         lines = _Lines()
-        logger = logging.getLogger("absl")
-        level = logger.level
+        logger = logging.getLogger()
         logger.addHandler(lines)
-        logging.getLogger().addHandler(lines)
-        logger.setLevel(logging.INFO)
         try:
             with flagsaver.flagsaver():
                 FLAGS.unparse_flags()
                 for name in FLAGS:
                     FLAGS[name].unparse()
-                FLAGS(["script", *map(str, arguments)])
-                with contextlib.suppress(SystemExit):
-                    self._module.main([])
+                FLAGS(["script", "--verbosity=0", *map(str, arguments)])
+                self._module.main([])
         finally:
             logger.removeHandler(lines)
-            logging.getLogger().removeHandler(lines)
-            logger.setLevel(level)
-        return "\n".join(dict.fromkeys(lines.found))
+        return "\n".join(lines.found)
 
 
 class _Lines(logging.Handler):

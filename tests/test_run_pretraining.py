@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import logging
 import os
 import shutil
 import signal
@@ -220,7 +219,7 @@ def test_an_output_directory_of_the_original_goes_on(run, data, tmp_path):
     before = weights_of(TINY / "trained/model.ckpt-3")
     after = weights_of(tmp_path / "out/model.ckpt-5")
     name = "bert/encoder/layer_0/attention/self/query/kernel"
-    assert 0 < np.abs(after[name] - before[name]).max() < 2e-3
+    assert 0 < np.abs(after[name] - before[name]).max() < 5e-3
     log = run(
         *DATA, f"--input_file={data}", f"--output_dir={tmp_path}/out",
         "--do_train", "--num_train_steps=5", "--num_warmup_steps=1",
@@ -247,22 +246,25 @@ def test_without_next_sentence_loss(run, data, tmp_path):
 
 
 def test_a_long_run_over_few_records_is_pointed_out(run, data, tmp_path):
-    with pytest.raises(ValueError, match="no number|is (nan|inf) at step"):
-        log = []
-        handler = logging.Handler()
-        handler.emit = lambda record: log.append(record.getMessage())
-        logging.getLogger("absl").addHandler(handler)
-        try:
-            run(
-                *DATA, INIT, f"--input_file={data}", "--do_train",
-                f"--output_dir={tmp_path}", "--learning_rate=1e30",
-                "--num_train_steps=100", "--train_batch_size=29",
-                "--num_warmup_steps=0",
-            )  # fmt: skip
-        finally:
-            logging.getLogger("absl").removeHandler(handler)
-    assert "steps 100 (100 epochs)" in "\n".join(log)
+    log = run(
+        *DATA, INIT, f"--input_file={data}", "--do_train",
+        f"--output_dir={tmp_path}", "--num_train_steps=3",
+        "--train_batch_size=2900",
+    )  # fmt: skip
+    assert "steps 3 (300 epochs), warm-up steps 10000" in log
+    assert "3 steps go 300 times through the 29 records" in log
+    assert "ends within its warm-up: --num_warmup_steps=10000 of 3" in log
+
+
+def test_a_loss_that_is_no_number_ends_the_run(run, data, tmp_path):
+    with pytest.raises(ValueError, match="at step .* of 20"):
+        run(
+            *DATA, INIT, f"--input_file={data}", "--do_train",
+            f"--output_dir={tmp_path}", "--learning_rate=1e30",
+            "--num_train_steps=20", "--num_warmup_steps=0",
+        )  # fmt: skip
     assert (tmp_path / "model.ckpt-0.index").exists()
+    assert not (tmp_path / "model.ckpt-20.index").exists()
 
 
 def unmasked_data(path, count=120):
@@ -293,14 +295,17 @@ def test_killed_and_resumed_run_has_the_bits_of_an_unbroken_one(run, tmp_path):
     )  # fmt: skip
     run(*flags, f"--output_dir={tmp_path}/whole")
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "run_pretraining.py", *flags, f"--output_dir={out}"],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-    )
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "run_pretraining.py", *flags]
+            + [f"--output_dir={out}"],
+            cwd=ROOT,
+            stderr=log,
+        )
     deadline = time.monotonic() + 300
     while not (out / "resume" / "step-20" / "state.json").exists():
-        assert process.poll() is None and time.monotonic() < deadline
+        ended = process.poll() is not None or time.monotonic() > deadline
+        assert not ended, (tmp_path / "log").read_text()
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -437,7 +442,8 @@ def test_masks_of_texts_are_filled(run, model, tmp_path):
             "'nothing.' matches no file",
         ),
         (
-            ("--do_train", "--input_file=x", "--dynamic_masking", MODEL[0]),
+            ("--do_train", "--input_file=x", "--dynamic_masking", MODEL[0],
+             "--max_seq_length=64"),
             "--dynamic_masking needs --vocab_file",
         ),
     ],
