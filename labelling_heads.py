@@ -140,7 +140,8 @@ class CrfHead(TokenHead):
         order = tf.range(length) + length * tf.cast(~mask, tf.int32)
         places = tf.argsort(order, axis=1)
         counts = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
-        if not self._padded:
+        if not self._padded:  # two at least, even of no rows at all
+            places = tf.pad(places, [[0, 0], [0, 2]])
             places = places[:, : tf.maximum(tf.reduce_max(counts), 2)]
         scores = tf.gather(logits, places, batch_dims=1)
         begins = tf.ones_like(counts, tf.float32)

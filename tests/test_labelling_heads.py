@@ -166,6 +166,15 @@ def test_a_continued_row_may_start_inside_an_entity():
     assert np.isfinite(outputs["row_losses"]).all()
 
 
+@pytest.mark.parametrize(("rows", "length"), [(0, 0), (0, 5), (2, 1)])
+def test_crf_of_no_rows_and_no_words(rows, length):
+    head, _, _ = crf_head()
+    mask = np.zeros((rows, length), np.int32)
+    outputs = head(encoded(rows, length), features=features(mask, mask))
+    assert outputs["tag_ids"].shape == (rows, length)
+    assert (outputs["row_losses"].numpy() == 0).all()
+
+
 def test_crf_learns_its_transitions():
     head, _, _ = crf_head()
     rows = features([[0, 1, 1, 1, 0]], [[0, 3, 4, 0, 0]])
