@@ -145,6 +145,8 @@ class PretrainingRun:
         """Trains, scores, fills masks; gives the metrics of --do_eval."""
         self._read()
         self._check_directory()
+        if FLAGS.do_train:
+            self._plan()
         common_flags.check_output_dir(self.output_dir)
         self._build()
         self._load_initial()
@@ -188,7 +190,7 @@ class PretrainingRun:
         """The RecordFiles of some patterns, found to fit flags and model."""
         files = record_pipeline.RecordFiles(patterns)
         first = self.tokenizer and self.tokenizer.vocab["[CLS]"]
-        files.mean_tokens = record_pipeline.check_agreement(
+        record_pipeline.check_agreement(
             files, self.spec, self.config.vocab_size, first
         )
         logging.info(
@@ -306,6 +308,11 @@ class PretrainingRun:
             self._head_is_there = not fresh
         elif FLAGS.do_train and not self.former:
             logging.info("No --init_checkpoint: training from new weights.")
+        newest = tf.train.latest_checkpoint(self.output_dir)
+        if newest and FLAGS.do_train and not self.former:
+            # Of the original, or of a run that lost its run.json: better
+            # refused now than when the directory is described anew.
+            checkpoints.restore_checkpoint(newest, self.model)
 
     def _load_trained(self):
         """Loads the best or newest checkpoint of the output directory.
@@ -335,7 +342,7 @@ class PretrainingRun:
     # ---- training
 
     def _plan(self):
-        """Gives (steps, warm-up steps) and says what they mean."""
+        """Settles steps and warm-up, and says what they mean."""
         count, batch = len(self.train_files), FLAGS.train_batch_size
         steps = FLAGS.num_train_steps
         warmup = FLAGS.num_warmup_steps
@@ -374,7 +381,7 @@ class PretrainingRun:
                 warmup,
                 steps,
             )
-        return steps, warmup
+        self._steps, self._warmup = steps, warmup
 
     def _wants_evaluation(self):
         return FLAGS.do_train and bool(
@@ -384,37 +391,31 @@ class PretrainingRun:
         )
 
     def _train(self):
-        steps, warmup = self._plan()
-        trainer = self._trainer(steps, warmup)
+        trainer = self._trainer()
         dataset_fn = record_pipeline.training_batches(
             self.train_files,
             self._parser(),
             FLAGS.train_batch_size,
-            steps,
+            self._steps,
             FLAGS.seed,
         )
         evaluate = self._scores if self._wants_evaluation() else None
         with self._explaining(self.train_files, self.eval_files):
             result = trainer.train(dataset_fn, evaluate)
         self.global_step = result.global_step
-        logging.info(
-            "%.1f examples/s, %.0f tokens/s",
-            result.examples_per_second,
-            result.examples_per_second * self.train_files.mean_tokens,
-        )
         if evaluate is not None and result.best_checkpoint:
             best = result.best_checkpoint
             self._describe(pathlib.Path(best).parent)
             self.global_step = checkpoints.restore_checkpoint(best, self.model)
             logging.info("Going on with the best: %s", best)
 
-    def _trainer(self, steps, warmup):
+    def _trainer(self):
         layers, freeze = self.config.num_hidden_layers, FLAGS.freeze_layers
         with self.strategy.scope():
             optimizer = optimization.create_optimizer(
                 FLAGS.learning_rate,
-                steps,
-                warmup,
+                self._steps,
+                self._warmup,
                 optimizer=FLAGS.optimizer,
                 schedule=FLAGS.schedule,
                 warmup_schedule=FLAGS.warmup_schedule,
@@ -429,7 +430,7 @@ class PretrainingRun:
             optimizer,
             self.strategy,
             self.output_dir,
-            steps,
+            self._steps,
             FLAGS.train_batch_size,
             seed=FLAGS.seed,
             accumulation_steps=FLAGS.gradient_accumulation_steps,
@@ -444,6 +445,7 @@ class PretrainingRun:
             ),
             best_metric=(FLAGS.best_metric or "loss") if wants else None,
             early_stopping_patience=FLAGS.early_stopping_patience,
+            tokens_per_example=self.train_files.mean_tokens,
         )
 
     def _explaining(self, *files):

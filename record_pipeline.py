@@ -56,9 +56,9 @@ def count_records(path):
 class RecordFiles:
     """The records of some files: how many there are, and streams of them.
 
-    Attributes: paths, sorted; counts of records in each; `error`, the
-    ValueError that a stream died of, for the reader at the other end of a
-    tf.data pipeline, which hides it.
+    Attributes: paths, sorted; counts of records in each; `mean_tokens` of a
+    record, once `check_agreement` has looked; `error`, what a stream died of,
+    for the reader at the other end of a tf.data pipeline, which hides it.
 
     Raises ValueError for a pattern without a file, a damaged file, or no
     record at all."""
@@ -67,7 +67,7 @@ class RecordFiles:
         self.paths = records.expand_patterns(patterns)
         self.counts = [count_records(path) for path in self.paths]
         self._starts = np.cumsum([0, *self.counts])
-        self.error = None
+        self.error = self.mean_tokens = None
         if not len(self):
             raise ValueError(
                 f"{', '.join(self.paths)}: there is no record. Run "
@@ -148,8 +148,8 @@ def check_agreement(files, spec, vocab_size, first_id=None):
     """Looks at the first records of every file before a model is built.
 
     Takes a records.FeatureSpec, the size of the word embeddings, and the id
-    that every sequence begins with if it is known. Gives the mean number of
-    tokens of a record. Raises DataMismatch with both numbers and the flag."""
+    that every sequence begins with if it is known. Notes their mean number of
+    tokens. Raises DataMismatch with both numbers and the flag."""
     lengths = []
     for path in files.paths:
         sample = itertools.islice(records.read_records(path), SAMPLE_RECORDS)
@@ -164,7 +164,7 @@ def check_agreement(files, spec, vocab_size, first_id=None):
                     f"[CLS] has the id {first_id} in --vocab_file. The data "
                     "was made with another vocabulary; name that one."
                 )
-    return float(np.mean(lengths))
+    files.mean_tokens = float(np.mean(lengths))
 
 
 def decode(spec, record, place):

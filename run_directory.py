@@ -28,7 +28,7 @@ class Progress:
     """What a resumed run must know beside its variables."""
 
     global_step: int = 0
-    seed: int = 0
+    seed: int | None = 0  # None: a checkpoint that does not say
     best_value: float | None = None
     best_step: int | None = None
     evaluations_without_gain: int = 0
@@ -76,7 +76,7 @@ class RunDirectory:
         if prefix is None:
             return None
         step = self._load(prefix, self._model, self._optimizer)
-        return Progress(global_step=int(step))
+        return Progress(global_step=int(step), seed=None)
 
     def _read(self, prefix):
         try:
@@ -212,9 +212,12 @@ class Meter:
 
     LATE_SECONDS = 60.0
 
-    def __init__(self, directory, batch_size, num_train_steps, first):
+    def __init__(
+        self, directory, batch_size, num_train_steps, first, tokens=None
+    ):
         self._directory = directory  # None: no TensorBoard
         self._batch_size = batch_size
+        self._tokens = tokens  # of a mean example, where known
         self._total = num_train_steps
         self._rows = []
         self._clock = self._mark = time.monotonic()
@@ -280,6 +283,8 @@ class Meter:
         if self._steps:
             left = self._seconds / self._steps * (self._total - step)
             text += f", {self.overall:.1f} examples/s"
+            if self._tokens:
+                text += f", {self.overall * self._tokens:.0f} tokens/s"
             text += f", {_duration(left)} left"
             scalars["examples_per_second"] = self.overall
         scalars["gradient_norm"] = means[NORM]

@@ -248,6 +248,7 @@ class Trainer:
     save_checkpoint(prefix, model, optimizer, global_step) and
       load_checkpoint(prefix, model, optimizer), which returns the step: by
       default save_checkpoint and restore_checkpoint of `checkpoints`.
+    tokens_per_example: where known, the log tells tokens a second, too.
 
     Raises ValueError for a value out of range."""
 
@@ -271,6 +272,7 @@ class Trainer:
     save_optimizer_slots: bool = False
     save_checkpoint: object = None
     load_checkpoint: object = None
+    tokens_per_example: float | None = None
 
     def __post_init__(self):
         self._check()
@@ -363,6 +365,7 @@ class Trainer:
             self.train_batch_size,
             self.num_train_steps,
             first,
+            self.tokens_per_example,
         )
         with self._signals(), meter, self._bar(first) as bar:
             self._loop(iter(datasets), evaluate, progress, result, meter, bar)
@@ -431,14 +434,14 @@ class Trainer:
             self.directory.path,
             progress.global_step,
         )
-        if progress.seed != self.seed:
+        if progress.seed not in (None, self.seed):
             logging.warning(
                 "The run began with seed %d and goes on with seed %d: the "
                 "order of its data changes.",
                 progress.seed,
                 self.seed,
             )
-            progress.seed = self.seed
+        progress.seed = self.seed
         return progress
 
     def _is_done(self, progress):
