@@ -155,7 +155,8 @@ class Voyage:
             self.task.restore(trained["description"])
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{RUN_FILE} of {self.files.checkpoint or self.output_dir} "
+                f"{RUN_FILE} in the directory of "
+                f"{self.output_dir if self.former else self.files.checkpoint} "
                 f"lacks {error}: it is not of this program or version. Choose "
                 "another directory."
             ) from error

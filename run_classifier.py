@@ -59,6 +59,7 @@ RECALLED_FLAGS = (
     "long_text",
     "doc_stride",
     "max_seq_length",
+    "threshold",
 )
 LONG_TEXTS = processors.LONG_TEXTS
 THRESHOLDS = "thresholds.json"

@@ -124,7 +124,6 @@ def main(asked, told):
     import common_flags
     import run_classifier
 
-    absl_logging.set_verbosity(absl_logging.INFO)
     run_classifier.define_flags()
     flags.FLAGS.mark_as_parsed()
     results = []
@@ -138,6 +137,7 @@ def main(asked, told):
         with contextlib.redirect_stderr(errors):
             try:
                 rest = flags.FLAGS(["run_classifier.py", *command])
+                absl_logging.set_verbosity(absl_logging.INFO)
                 common_flags.guard(run_classifier.main)(rest)
             except SystemExit as end:
                 code = end.code

@@ -104,13 +104,10 @@ def bad_input(top):
     deep = config_with(top / "deep.json", num_hidden_layers=3)
     words = config_with(top / "words.json", vocab_size=120)
     (top / "file").write_text("in the way")
-    run = {"task": "classifier/tsv", "description": {}, "do_lower_case": True}
-    (top / "former").mkdir()
-    (top / "former" / "run.json").write_text(json.dumps(run))
-    for name in ("bert_config.json", "vocab.txt"):
-        (top / "former" / name).write_bytes(
-            (GOLDEN / "tiny" / name).read_bytes()
-        )
+    for name, task in (("former", "ner"), ("odd", "classifier/tsv")):
+        run = {"task": task, "description": {}, "do_lower_case": True}
+        (top / name).mkdir()
+        (top / name / "run.json").write_text(json.dumps(run))
     (top / "broken").mkdir()
     (top / "broken" / "run.json").write_text('{"task": ')
     rows = b"label\ttext_a\nno\tthe a\nyes\tb\n"
@@ -207,7 +204,11 @@ def bad_input(top):
         ),
         "another run's directory": (
             [*train, f"--output_dir={top}/former"],
-            ["former", "Choose another directory"],
+            ["former", '"ner"', "Choose another directory"],
+        ),
+        "run.json without labels": (
+            [*train, f"--output_dir={top}/odd"],
+            ["run.json", "odd", "labels", "Choose another directory"],
         ),
         "unreadable run.json": (
             [*train, f"--output_dir={top}/broken"],
