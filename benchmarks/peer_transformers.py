@@ -448,9 +448,9 @@ class Squad:
                     text = context[offsets[start][0] : offsets[end][1]]
                     yield starts[start] + ends[end], text
 
-    def predict(self, model, path):
+    def predict(self, model, path, dev_file=None):
         """From the dev file to JSON; gives (questions, what scores them)."""
-        questions = read_squad(self.flags.dev_file)
+        questions = read_squad(dev_file or self.flags.dev_file)
         features = self.featurize(questions)
         best = {q["id"]: (-math.inf, "") for q in questions}
         null = {q["id"]: math.inf for q in questions}
@@ -575,6 +575,8 @@ def fine_tune(task, seed, flags):
     path = os.path.join(flags.output_dir, f"predictions_{seed}.txt")
     with Clock() as clock:
         rows, score = task.predict(model, path)
+    if flags.also:
+        task.predict(model, path.replace(".txt", "_also.txt"), flags.also)
     if flags.save_model:
         model.save_pretrained(os.path.join(flags.output_dir, f"model_{seed}"))
     return result(flags, seed, score(), trained, (rows, clock))
@@ -590,6 +592,7 @@ def flag_parser():
     add("--data", default="tsv", help=f"one of: {', '.join(READERS)}")
     add("--train_file", help="rows to train on")
     add("--dev_file", help="rows to predict and score")
+    add("--also", help="squad: another file to predict, not timed")
     add("--model", help="a Hugging Face directory")
     add("--output_dir", default="output/peer")
     add("--save_model", action="store_true", help="keep each seed's weights")
