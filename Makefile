@@ -69,7 +69,7 @@ demo: $(READY)
 	@echo; echo "Written:"; find $(DEMO) -type f | sort
 
 test: $(READY)
-	$(RUN) -m pytest -m "not soak"
+	$(RUN) -m pytest -m "not soak" -n 2 --dist loadfile
 
 soak: $(READY)
 	$(RUN) -m pytest -m soak
