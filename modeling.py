@@ -438,6 +438,8 @@ class BertModel(keras.Model):
         self.padded = padded
         self._one_hot = use_one_hot_embeddings
         self.supports_jit = padded
+        # (input_mask, segment_ids, num_heads, positions) -> another layout
+        self.make_layout = None
         policy = self.dtype_policy
         with scope("bert"):
             self.embeddings = Embeddings(config, policy, use_one_hot_embeddings)
@@ -497,10 +499,7 @@ class BertModel(keras.Model):
         if training and seed is None:
             seed = self.next_seed()
         dropout = Dropout(seed if training else None)
-        form = ops.PackedLayout
-        if self.padded or details is True:
-            form = ops.PaddedLayout
-        layout = form(mask, self.config.num_attention_heads, positions)
+        layout = self._layout(mask, segments, positions, details is True)
         x = self.embeddings(ids, segments, layout=layout, dropout=dropout)
         embedded, hidden, attention = x, [], []
         for layer in self.layer:
@@ -523,6 +522,15 @@ class BertModel(keras.Model):
         if tf.executing_eagerly():
             self._last.outputs = outputs
         return outputs
+
+    def _layout(self, mask, segments, positions, padded):
+        """How the tokens of a batch come to attention."""
+        heads = self.config.num_attention_heads
+        if self.padded or padded:
+            return ops.PaddedLayout(mask, heads, positions)
+        if self.make_layout is not None:
+            return self.make_layout(mask, segments, heads, positions)
+        return ops.PackedLayout(mask, heads, positions)
 
     def next_seed(self):
         """Draws an int32 [2] seed for the dropout of one training call."""

@@ -48,6 +48,7 @@ LEVELS = {
         "ops",
         "optimization",
         "record_pipeline",
+        "sparse_attention",
         "tokenization_ops",
     },
     2: {
