@@ -341,6 +341,29 @@ def test_dynamic_masks_are_scored_alike_every_time(run, tmp_path):
     assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
+@pytest.mark.parametrize("phase", ["--do_eval", "--do_train"])
+def test_a_bad_record_deep_in_a_file_is_named(run, tmp_path, phase):
+    data = unmasked_data(tmp_path / "data", 90)
+    flags = (
+        *DATA, f"--input_file={data}", "--dynamic_masking", phase, INIT,
+        f"--output_dir={tmp_path}", "--num_train_epochs=1",
+    )  # fmt: skip
+    whole = list(records.read_records(data))
+    spec = records.unmasked_spec(64)
+    row = dict(spec.decode(whole[70]))
+    row["input_ids"] = row["input_ids"] * 0 + 97  # the vocabulary has 0 to 96
+    with records.RecordWriter(data) as writer:
+        for number, record in enumerate(whole):
+            writer.write(spec.encode(row) if number == 70 else record)
+    with pytest.raises(ValueError, match="data: record 71: input_ids holds 97"):
+        run(*flags)
+    content = bytearray(data.read_bytes())
+    content[-30] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(ValueError, match="data: record 90 is damaged .*checks"):
+        run(*flags)
+
+
 # ------------------------------------------------------------- filling masks
 
 
