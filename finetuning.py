@@ -11,6 +11,7 @@ import os
 import pathlib
 import shutil
 import statistics
+import tempfile
 
 import keras
 import numpy as np
@@ -128,7 +129,6 @@ class Voyage:
         task.directory = output_dir
         self.files, self.former = find_model(output_dir)
         self.config = checkpoints.load_config(self.files.config_file)
-        self._check_length()
         task.tokenizer = tokenization.FullTokenizer(
             self.files.vocab_file, self.files.do_lower_case
         )
@@ -143,6 +143,8 @@ class Voyage:
         trained = self.former or self._run_of_checkpoint()
         if trained and trained.get("task") == task.name:
             self._recall(trained)
+        self._tile_positions()
+        self._check_length()
         self.rows = rows  # (sets, tables), if another seed has read them
         self.sets, self.tables = rows or ({}, {})
         self._final = {}
@@ -169,6 +171,15 @@ class Voyage:
             return None
         path = checkpoints.find_checkpoint(self.files.checkpoint)
         return read_run(os.path.dirname(path))
+
+    def _tile_positions(self):
+        """Lengthens the table of positions where the task reads more."""
+        wanted = self.task.max_positions
+        if wanted and wanted > self.config.max_position_embeddings:
+            changed = {"max_position_embeddings": wanted}
+            self.config = modeling.BertConfig.from_dict(
+                self.config.to_dict() | changed
+            )
 
     def _check_length(self):
         limit = self.config.max_position_embeddings
@@ -344,6 +355,7 @@ class Voyage:
             encoder = modeling.BertModel(
                 self.config, dtype=policy, padded=padded
             )
+            encoder.make_layout = self.task.make_layout()
             head = self.task.head(self.config, encoder.dtype_policy, padded)
             self.model = heads.TaskModel(encoder, head)
         if FLAGS.run_eagerly:
@@ -354,7 +366,7 @@ class Voyage:
 
     def _check_checkpoint(self):
         if self.files.checkpoint:
-            checkpoints.load_checkpoint(self.files.checkpoint, self.model)
+            self._load_initial(self.files.checkpoint)
         elif FLAGS.do_train and not self.former:
             logging.warning("No --init_checkpoint: training from new weights.")
         newest = tf.train.latest_checkpoint(self.output_dir)
@@ -362,6 +374,19 @@ class Voyage:
             # Of the original, or of a run that lost its run.json: better
             # refused now than when the training begins.
             checkpoints.restore_checkpoint(newest, self.model)
+
+    def _load_initial(self, path):
+        """Loads --init_checkpoint, with its positions tiled if need be."""
+        shapes = checkpoints.CheckpointReader(path).shapes
+        table = shapes.get(checkpoints.POSITION_EMBEDDINGS, [0])
+        wanted = self.task.max_positions and self.config.max_position_embeddings
+        if not wanted or wanted <= table[0]:
+            checkpoints.load_checkpoint(path, self.model)
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            longer = os.path.join(directory, "model.ckpt")
+            checkpoints.tile_positions(path, longer, wanted)
+            checkpoints.load_checkpoint(longer, self.model)
 
     def _load_trained(self):
         """Loads the best or newest checkpoint of the output directory."""

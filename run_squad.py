@@ -32,7 +32,7 @@ FLAGS = flags.FLAGS
 SHUFFLE_SEED = 12345  # the original's, for the order of its training rows
 ALL_MESSAGES = 1 << 62
 # What a trained model cannot do without: kept in run.json.
-MODEL_FLAGS = ("no_answer_head", "passage_first")
+MODEL_FLAGS = ("no_answer_head", "passage_first", "attention_window")
 
 
 def define_flags():
@@ -117,6 +117,14 @@ def define_window_flags():
         "What is done with a passage beyond --max_seq_length: it is read in "
         "windows that overlap, or its tail is cut.",
     )
+    number(
+        "attention_window",
+        None,
+        "Reads passages of any --max_seq_length in one piece: a piece sees "
+        "those less than so many positions away, and [CLS] and the question, "
+        "which see all. Positions beyond the checkpoint's repeat its own.",
+        lower_bound=1,
+    )
     flags.DEFINE_bool(
         "passage_first",
         False,
@@ -137,6 +145,10 @@ class SquadTask(tasks.Task):
         self.version_2 = FLAGS.version_2_with_negative
         self.no_answer_head = FLAGS.no_answer_head
         self.passage_first = FLAGS.passage_first
+        self.attention_window = FLAGS.attention_window
+        self.max_positions = None
+        if self.attention_window:
+            self.max_positions = FLAGS.max_seq_length
         self.original = FLAGS.original_alignment
         self.metric = FLAGS.metric
         self.padded = self.original
@@ -178,6 +190,12 @@ class SquadTask(tasks.Task):
                 "--original_alignment goes neither with --do_export nor with "
                 "--no_answer_head, which the original has not. Leave one out."
             )
+        static = FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
+        if self.attention_window and (static or self.padded):
+            raise ValueError(
+                "--attention_window goes neither with TPUs nor with "
+                "--original_alignment, which compute padding. Leave it out."
+            )
 
     def describe(self):
         """The form of the head and of the input, 2.0 or not."""
@@ -185,6 +203,8 @@ class SquadTask(tasks.Task):
             "version_2_with_negative": self.trained_version_2,
             "no_answer_head": self.no_answer_head,
             "passage_first": self.passage_first,
+            "attention_window": self.attention_window,
+            "max_positions": self.max_positions,
         }
 
     @property
@@ -197,6 +217,7 @@ class SquadTask(tasks.Task):
         for name in MODEL_FLAGS:
             if common_flags.given(name) is None:
                 setattr(self, name, description[name])
+        self.max_positions = description["max_positions"]
         trained = description["version_2_with_negative"]
         if common_flags.given("version_2_with_negative") is None:
             self.version_2 = trained
@@ -321,6 +342,16 @@ class SquadTask(tasks.Task):
         if self.no_answer_head:
             kind = heads.NoAnswerSpanHead
         return kind(config.hidden_size, padded)
+
+    def make_layout(self):
+        """Sparse attention with --attention_window."""
+        if not self.attention_window:
+            return None
+        import sparse_attention
+
+        return sparse_attention.question_is_global(
+            self.attention_window, int(self.passage_first)
+        )
 
     # ---- answers
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 import reading_comprehension
 import squad_answers
 
-WINDOWS_AT_ONCE = 32
+WINDOWS_AT_ONCE = 32  # of 384 pieces, and fewer if they are longer
 NO_SPAN_SCORE = -20000.0
 _NOTHING = -1e30
 
@@ -137,6 +137,8 @@ class Reader:
         reading_comprehension.check_lengths(
             max_seq_length, doc_stride, max_query_length
         )
+        at_once = WINDOWS_AT_ONCE * 384 // max_seq_length
+        self._at_once = min(max(at_once, 1), WINDOWS_AT_ONCE)
         self._tokenizer = tokenizer
         self._length = max_seq_length
         self._stride = doc_stride
@@ -204,7 +206,7 @@ class Reader:
         return lay_windows(lengths, rooms, self._stride)
 
     def _all_spans(self, passages, windows, call):
-        """Reads all windows, WINDOWS_AT_ONCE at a time: _Spans [W]."""
+        """Reads all windows, a few at a time: _Spans [W]."""
         total = tf.size(windows.row)
         empty = _Spans(
             *(
@@ -220,7 +222,7 @@ class Reader:
         )
 
         def step(done, spans):
-            until = tf.minimum(done + WINDOWS_AT_ONCE, total)
+            until = tf.minimum(done + self._at_once, total)
             part = Windows(*(value[done:until] for value in windows))
             more = self._spans(passages, part, call)
             joined = [

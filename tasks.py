@@ -49,6 +49,7 @@ class Task:
     learning_rate_multipliers = ()  # (regex on variable.path, factor) pairs
     padded = False  # every batch at full length, padding computed
     rowless_examples = False  # an example to be answered may have no row
+    max_positions = None  # tiles the table of positions up to this many
     # What --write_records calls the files of each set.
     record_names = {"train": "train", "eval": "eval", "predict": "predict"}
 
@@ -98,6 +99,10 @@ class Task:
     def head(self, config, dtype, padded):
         """Gives the heads.Head of the model."""
         raise NotImplementedError
+
+    def make_layout(self):
+        """None, or the modeling.BertModel.make_layout of another attention."""
+        return None
 
     def score(self, examples, outputs, batch_size):
         """Gives the metrics of a set, {"eval_...": number}.

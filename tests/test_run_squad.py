@@ -452,6 +452,63 @@ def test_forms_of_the_input(options, squad, toy, tmp_path):
     assert last["segment_ids"][size] == 1
 
 
+@pytest.mark.slow
+def test_long_passages_are_read_in_one_piece(squad, tmp_path):
+    """--attention_window: positions tiled, one window for each question."""
+    import checkpoints
+
+    context = "it was he in the a b is " * 12
+    rows = [(context + "she", "who", "she"), ("he is it", "who", "he")]
+    path = write_questions(tmp_path / "long.json", *rows)
+    flags = {"max_seq_length": 200, "predict_file": path}
+    log = squad(
+        **flags,
+        train_file=path,
+        do_train=True,
+        do_predict=True,
+        attention_window=16,
+        train_batch_size=1,
+        num_train_epochs=40,
+        learning_rate=1e-3,
+    )
+    assert "examples 2, rows 2" in log
+    out = tmp_path / "out"
+    predictions = read_json(out / "predictions.json")
+    assert predictions == {"id0": "she", "id1": "he"}
+    assert read_json(out / "bert_config.json")["max_position_embeddings"] == 200
+    first = checkpoints.CheckpointReader(str(TINY["init_checkpoint"]))
+    name = "bert/embeddings/position_embeddings"
+    table = checkpoints.CheckpointReader(str(out / "model.ckpt-0")).read(name)
+    for start in (0, 64, 128):
+        np.testing.assert_array_equal(
+            table[start : start + 64], first.read(name)
+        )
+    squad(**flags, do_predict=True)  # its directory says how it reads
+    assert read_json(out / "predictions.json") == predictions
+    with pytest.raises(ValueError, match="belongs to another run"):
+        squad(**flags, do_predict=True, attention_window=8)
+    with pytest.raises(ValueError, match="max_position_embeddings=200"):
+        squad(predict_file=path, do_predict=True, max_seq_length=300)
+
+
+def test_a_wide_attention_window_changes_nothing(squad, toy, tmp_path):
+    found = []
+    for window in (None, 64):
+        squad(
+            str(window),
+            predict_file=toy,
+            do_predict=True,
+            attention_window=window,
+        )
+        nbest = read_json(tmp_path / str(window) / "nbest_predictions.json")
+        found.append([r for rows in nbest.values() for r in rows])
+    for one, other in zip(*found, strict=True):
+        assert one["text"] == other["text"]
+        assert one["start_logit"] == pytest.approx(
+            other["start_logit"], abs=1e-5
+        )
+
+
 # ------------------------------------------------------- the users' cases
 
 
@@ -620,6 +677,15 @@ def test_scores_follow_language_and_layout(squad, tmp_path):
                 "do_export": True,
             },
             "--original_alignment goes neither with --do_export",
+        ),
+        (
+            {
+                "do_predict": True,
+                "predict_file": "TOY",
+                "attention_window": 4,
+                "original_alignment": True,
+            },
+            "--attention_window goes neither with TPUs",
         ),
         (
             {"do_predict": True, "predict_file": "TOY", "max_seq_length": 65},
@@ -860,6 +926,7 @@ def test_an_export_answers_real_questions(script, tmp_path):
         "--doc_stride=64",
         "--train_batch_size=8",
         "--num_train_epochs=3",
+        "--null_score_diff_threshold=100",  # so few steps tell nothing
         "--tensorboard=false",
     )
     examples = squad_data.read_examples(str(path)).examples
