@@ -113,6 +113,10 @@ def _define_new_flags():
         "With --dynamic_masking: one draw decides for all pieces of a word "
         "between [MASK], random and unchanged.",
     )
+    _define_prediction_flags()
+
+
+def _define_prediction_flags():
     flags.DEFINE_bool(
         "do_predict",
         False,
