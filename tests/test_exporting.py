@@ -121,7 +121,9 @@ def write_texts(directory, pair):
     columns = {"text_a": rows}
     if pair:
         columns["text_b"] = rows[::-1]
-    table = [list(columns), *zip(*columns.values(), strict=True)]
+    # A number for each row: a blank line would be no row.
+    table = {"id": range(len(rows)), **columns}
+    table = [list(table), *zip(*table.values(), strict=True)]
     write_rows(directory / "test.tsv", table)
     return columns if pair else {"text": rows}
 
