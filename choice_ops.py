@@ -76,7 +76,7 @@ def _tail(rows, size):
 def _pairs(context, question, endings, max_seq_length, cut):
     """The two segments of each choice, ragged; the second may be empty."""
     has_context = _sizes(context) > 0
-    room = max_seq_length - 3 - tf.cast(has_context, tf.int32)
+    room = max_seq_length - tf.where(has_context, 4, 2)
     endings = _head(endings, room)
     asked = _tail(question, room - _sizes(endings))
     second = tf.concat([asked, endings], axis=1)

@@ -463,7 +463,8 @@ def _as_rows(tokens):
     """Gives [B, L] as it is and [B, C, L] as [B * C, L]."""
     if len(tokens.shape) < 3:
         return tokens
-    return tf.reshape(tokens, [-1, tf.shape(tokens)[-1]])
+    shape = tf.shape(tokens)
+    return tf.reshape(tokens, [shape[0] * shape[1], shape[2]])
 
 
 class TaskModel(keras.Model):
