@@ -184,6 +184,11 @@ def define_optimizer_flags():
         "Clips as the original did on CPU and GPU: repeated words are not "
         "summed before the norm is taken. One device, no accumulation.",
     )
+    _define_evaluation_flags()
+
+
+def _define_evaluation_flags():
+    """Scores during training and what follows from them."""
     flags.DEFINE_integer(
         "eval_steps",
         None,
@@ -225,6 +230,17 @@ def define_finetuning_flags():
     flags.DEFINE_integer(
         "predict_batch_size", 8, "Rows per batch in prediction.", lower_bound=1
     )
+    flags.DEFINE_bool(
+        "write_records",
+        False,
+        "Whether to keep the features as OUTPUT_DIR/train.tf_record, "
+        "eval.tf_record and predict.tf_record, as the original did.",
+    )
+    _define_length_flags()
+
+
+def _define_length_flags():
+    """How long and how often to train."""
     flags.DEFINE_float(
         "num_train_epochs",
         3.0,
@@ -259,12 +275,6 @@ def define_finetuning_flags():
         "The share of each target that is spread over all labels.",
         lower_bound=0.0,
         upper_bound=1.0,
-    )
-    flags.DEFINE_bool(
-        "write_records",
-        False,
-        "Whether to keep the features as OUTPUT_DIR/train.tf_record, "
-        "eval.tf_record and predict.tf_record, as the original did.",
     )
 
 

@@ -3,6 +3,7 @@
 A script such as run_classifier.py is its flags and one subclass of `Task`.
 """
 
+import abc
 from typing import NamedTuple
 
 import records
@@ -32,7 +33,7 @@ def token_features(max_seq_length):
     ]
 
 
-class Task:
+class Task(abc.ABC):
     """Examples, features, head, scores and files of one kind of task.
 
     The trip is the same for all: `examples` -> `featurize` -> batches -> the
@@ -58,6 +59,7 @@ class Task:
     tokenizer = None
     directory = None
 
+    @abc.abstractmethod
     def check(self):
         """Raises ValueError for flags that cannot work. No file is read."""
 
@@ -75,14 +77,14 @@ class Task:
 
         The suffix marks the metrics of further sets ("_mm"); the first is "".
         Raises ValueError with file and line for what is wrong."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def featurize(self, example):
         """Gives the example's rows: dicts by the names of `feature_spec`.
 
         Token features are not padded; `input_mask` may be left out."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def featurize_all(self, examples, split):
         """Gives the rows of a set and, of each, the number of its example."""
         rows, owners = [], []
@@ -94,12 +96,12 @@ class Task:
 
     def feature_spec(self):
         """The records.FeatureSpec that writes and parses the rows."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def head(self, config, dtype, padded):
         """Gives the heads.Head of the model."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def make_layout(self):
         """None, or the modeling.BertModel.make_layout of another attention."""
         return None
@@ -110,26 +112,25 @@ class Task:
         `outputs` is {name: one entry per row}, beside the head's the number
         of the example that each row belongs to, outputs["example"], and of
         its tokens, outputs["tokens"]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def write(self, examples, outputs, directory, suffix):
         """Writes the predictions; gives the list of paths."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def write_evaluation(self, examples, outputs, directory, suffix):
         """Writes files beside eval_results.txt, if the task has any."""
         return []
 
     def text_inputs(self):
         """The names of the strings that the exported model takes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def serve(self, texts, tokenizer, call):
         """Answers raw strings, in graph ops: {output name: tensor}.
 
         `texts` are string tensors [B] by name, `tokenizer` an
         InGraphTokenizer, `call` takes features and gives the head's dict."""
-        raise NotImplementedError
 
     def serving_outputs(self, outputs):
         """Picks and names what the signatures on ids answer with."""
