@@ -84,6 +84,60 @@ def define_flags():
         required=True,
     )
     _define_reader_flags()
+    flags.DEFINE_list(
+        "class_weights",
+        None,
+        "One weight per label, in the order of the labels, or 'balanced': the "
+        "rarer a label in the training set, the higher.",
+    )
+    text(
+        "threshold",
+        "0.5",
+        "With --multi_label: the probability from which a label is given, or "
+        "'tuned' for one per label that is best on the dev set; those are "
+        f"kept in OUTPUT_DIR/{THRESHOLDS} for later predictions.",
+    )
+
+
+def _define_reader_flags():
+    """What stands where in the files, and how a text is read."""
+    text, switch = flags.DEFINE_string, flags.DEFINE_bool
+    for split in ("train", "dev", "test"):
+        text(f"{split}_file", None, f"The {split} set, not the usual file.")
+    text("label_column", None, "Name or number (from 0) of the label column.")
+    text("text_a_column", None, "The same of the text, or first text.")
+    text("text_b_column", None, "The same of the second text.")
+    switch("has_header", None, "Whether the first row names the columns.")
+    text("labels_file", None, "The labels, one on a line, in their order.")
+    switch("multi_label", False, "Any number of labels to a row.")
+    text("label_separator", ",", "What divides the labels of a row.")
+    text("label_columns", None, "One 0/1 column for each label.")
+    switch("regression", False, "The label is a number to be guessed.")
+    text("xnli_language", "zh", "Language of XNLI, or several by commas.")
+    switch("trec_fine", False, "TREC's 50 fine labels, not its 6 coarse ones.")
+    switch("skip_bad_rows", False, "Leaves bad rows out, with a warning.")
+    flags.DEFINE_enum(
+        "pooling",
+        "cls",
+        ("cls", "mean", "max"),
+        "What stands for the text: BERT's pooled [CLS], or the mean or "
+        "maximum over its tokens.",
+    )
+    flags.DEFINE_enum(
+        "long_text",
+        "truncate_tail",
+        LONG_TEXTS,
+        "What is done to a text beyond --max_seq_length: its tail or its "
+        "head is cut, or its middle (head_tail), or it is read in windows "
+        "whose logits are averaged.",
+    )
+    flags.DEFINE_integer(
+        "doc_stride",
+        None,
+        "With --long_text=windows, the step from one window to the next; "
+        "by default half a window.",
+        lower_bound=1,
+    )
 
 
 class ClassifierTask(tasks.Task):
