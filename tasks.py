@@ -59,7 +59,6 @@ class Task(abc.ABC):
     tokenizer = None
     directory = None
 
-    @abc.abstractmethod
     def check(self):
         """Raises ValueError for flags that cannot work. No file is read."""
 
@@ -72,6 +71,7 @@ class Task(abc.ABC):
     def restore(self, description):
         """Takes the `describe` of the run that trained the model."""
 
+    @abc.abstractmethod
     def examples(self, split):
         """Gives {suffix: list of examples} of "train", "eval" or "predict".
 
@@ -84,7 +84,6 @@ class Task(abc.ABC):
 
         Token features are not padded; `input_mask` may be left out."""
 
-    @abc.abstractmethod
     def featurize_all(self, examples, split):
         """Gives the rows of a set and, of each, the number of its example."""
         rows, owners = [], []
@@ -94,6 +93,7 @@ class Task(abc.ABC):
                 owners.append(number)
         return rows, owners
 
+    @abc.abstractmethod
     def feature_spec(self):
         """The records.FeatureSpec that writes and parses the rows."""
 
@@ -101,11 +101,11 @@ class Task(abc.ABC):
     def head(self, config, dtype, padded):
         """Gives the heads.Head of the model."""
 
-    @abc.abstractmethod
     def make_layout(self):
         """None, or the modeling.BertModel.make_layout of another attention."""
         return None
 
+    @abc.abstractmethod
     def score(self, examples, outputs, batch_size):
         """Gives the metrics of a set, {"eval_...": number}.
 
@@ -117,11 +117,11 @@ class Task(abc.ABC):
     def write(self, examples, outputs, directory, suffix):
         """Writes the predictions; gives the list of paths."""
 
-    @abc.abstractmethod
     def write_evaluation(self, examples, outputs, directory, suffix):
         """Writes files beside eval_results.txt, if the task has any."""
         return []
 
+    @abc.abstractmethod
     def text_inputs(self):
         """The names of the strings that the exported model takes."""
 

@@ -63,5 +63,7 @@ def run_script(script, *arguments, check=True, env=None):
         env=os.environ | (env or {}),
     )
     if check and result.returncode:
-        pytest.fail(f"{script} ended with {result.returncode}:\n{result.stderr}")
+        pytest.fail(
+            f"{script} ended with {result.returncode}:\n{result.stderr}"
+        )
     return result
