@@ -61,6 +61,7 @@ class Task(abc.ABC):
 
     def check(self):
         """Raises ValueError for flags that cannot work. No file is read."""
+        return None
 
     def describe(self):
         """A dict for run.json: what prediction and export need later.
@@ -70,6 +71,7 @@ class Task(abc.ABC):
 
     def restore(self, description):
         """Takes the `describe` of the run that trained the model."""
+        return None
 
     @abc.abstractmethod
     def examples(self, split):
@@ -78,11 +80,12 @@ class Task(abc.ABC):
         The suffix marks the metrics of further sets ("_mm"); the first is "".
         Raises ValueError with file and line for what is wrong."""
 
-    @abc.abstractmethod
     def featurize(self, example):
         """Gives the example's rows: dicts by the names of `feature_spec`.
 
-        Token features are not padded; `input_mask` may be left out."""
+        Token features are not padded; `input_mask` may be left out. Not asked
+        of a task that has its own `featurize_all`."""
+        return []
 
     def featurize_all(self, examples, split):
         """Gives the rows of a set and, of each, the number of its example."""
