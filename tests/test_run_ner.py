@@ -492,6 +492,7 @@ def test_lost_words_leave_valid_tags_to_learn(task_of):
     assert task.tags([empty], {}) == [["O"]]
 
 
+@pytest.mark.slow
 def test_padding_is_no_word_of_class_0(script, tmp_path):
     """Class 0 is B-prov; scores are the same at length 8 and 50."""
     rows = [
@@ -564,6 +565,7 @@ def test_marks_between_documents_and_columns(task_of, tmp_path, count):
     assert task.labels == ["O", "B-ORG", "I-ORG"]
 
 
+@pytest.mark.slow
 def test_patience_counts_evaluations_and_the_best_is_kept(script, tmp_path):
     """Nothing improves, so the second evaluation of seven is the last."""
     path = write(tmp_path / "train.txt", columns(sentences(32)))
@@ -588,6 +590,7 @@ def test_patience_counts_evaluations_and_the_best_is_kept(script, tmp_path):
     assert (tmp_path / "out/best").is_dir()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_the_unbroken_one(
     script, tmp_path, monkeypatch
 ):
