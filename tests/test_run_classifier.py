@@ -579,7 +579,8 @@ def test_windows_answer_each_text_once(trained):
     directory = trained[0] / "windows"
     assert len(read_table(directory / "test_results.tsv")) == 9
     log = "\n".join(trained[1]["windows"].log)
-    examples, rows = re.search(r"train: (\d+) examples, (\d+) rows", log)[1:3]
+    found = re.search(r"train: (\d+) examples, (\d+) rows", log)
+    examples, rows = found.groups()
     assert int(examples) == 16 < int(rows)
 
 
@@ -630,6 +631,7 @@ def test_report_of_other_kinds(name, trained):
     assert "Worst examples" in page and "<svg" in page
 
 
+@pytest.mark.slow
 def test_log_holds_our_lines_only(tmp_path):
     data = write_set(tmp_path / "data", sizes=(4, 2, 2))
     result = run_script(
