@@ -17,7 +17,7 @@ DEMO_FLAGS ?= --num_train_epochs=5 --train_batch_size=16
 
 # Without its compiled files every import of TensorFlow costs 16 s of CPU.
 unexport PYTHONDONTWRITEBYTECODE
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 # Prints the directory of the weights that the package brings.
 WEIGHTS = import importlib.util as u; \

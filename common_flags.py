@@ -22,6 +22,19 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 UNUSED_FLAGS = ("master", "tpu_zone", "gcp_project")
 
+# What a run that is continued should not change unnoticed.
+TRAINING_FLAGS = (
+    "learning_rate",
+    "train_batch_size",
+    "num_train_epochs",
+    "num_warmup_steps",
+    "warmup_proportion",
+    "optimizer",
+    "schedule",
+    "max_seq_length",
+    "precision",
+)
+
 STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 
 

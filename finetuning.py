@@ -85,8 +85,16 @@ def find_model(output_dir):
     earlier run left in the output directory."""
     former = read_run(output_dir)
     source = FLAGS.init_checkpoint or None
+    if not source and not former and not FLAGS.bert_config_file:
+        raise ValueError(
+            f"There is no model: {output_dir} holds none. Give "
+            "--init_checkpoint, or --bert_config_file and --vocab_file to "
+            "train new weights."
+        )
     config = common_flags.given("bert_config_file")
     vocab = common_flags.given("vocab_file")
+    if source and not any(map(os.path.exists, (source, f"{source}.index"))):
+        raise ValueError(f"--init_checkpoint={source} does not exist.")
     if source:
         found_config, found_vocab = checkpoints.companion_files(source)
         config, vocab = config or found_config, vocab or found_vocab
@@ -230,7 +238,15 @@ class Voyage:
         for phase, split in SPLITS.items():
             if not FLAGS[phase].value:
                 continue
-            sets = self.task.examples(split)
+            try:
+                sets = self.task.examples(split)
+            except ValueError as error:
+                if not self.former or "label" not in str(error):
+                    raise
+                raise ValueError(
+                    f"{error} The labels are those of {self.output_dir}/"
+                    f"{RUN_FILE}; for others choose another --output_dir."
+                ) from error
             for suffix, examples in sets.items():
                 if not examples:
                     raise ValueError(f"The {split}{suffix} set has no rows.")
@@ -295,8 +311,26 @@ class Voyage:
                     f"{_short(ours)}. Choose another directory."
                 )
 
+    def _warn_of_changes(self):
+        """Names the flags of training that differ from the run's first."""
+        if not FLAGS.do_train:
+            return
+        before = self.former.get("flags", {})
+        for name in common_flags.TRAINING_FLAGS:
+            old = before.get(name, FLAGS[name].default)
+            if name in FLAGS and FLAGS[name].value != old:
+                logging.warning(
+                    "--%s is %s now; the run in %s began with %s.",
+                    name,
+                    FLAGS[name].value,
+                    self.output_dir,
+                    old,
+                )
+
     def _write_run(self):
         """Makes the output directory describe itself, once and whole."""
+        if self.former:
+            self._warn_of_changes()
         if self.former or not self.is_chief:
             return
         run = self._description() | {
@@ -428,6 +462,7 @@ class Voyage:
             batch,
             self.steps,
         )
+        logging.info("Compiling the first step ...")
         dataset_fn = input_pipeline.training_batches(
             table, batch, self.steps, self.seed, self._length
         )
@@ -551,6 +586,7 @@ class Voyage:
         return scores
 
     def _evaluate(self):
+        logging.info("***** Evaluating step %d *****", self.global_step)
         results = {}
         written = []
         for key, examples in self.sets.items():
@@ -587,6 +623,7 @@ class Voyage:
         return path
 
     def _predict(self):
+        logging.info("***** Running prediction *****")
         written = []
         for key, examples in self.sets.items():
             if key.startswith("predict"):
@@ -599,6 +636,7 @@ class Voyage:
 
     def _export(self):
         path = os.path.join(self.output_dir, "saved_model", "1")
+        logging.info("***** Exporting step %d *****", self.global_step)
         exporting.export(
             path,
             self.model,
