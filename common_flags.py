@@ -5,6 +5,7 @@ with `common_flags.run(main)`. Nothing here imports TensorFlow: a wrong flag is
 refused in a fraction of a second.
 """
 
+import fcntl
 import json
 import logging
 import math
@@ -416,6 +417,54 @@ def check_output_dir(path):
         raise OSError(
             f"--output_dir={path} cannot be written: {error.strerror}."
         ) from error
+
+
+LOCK_FILE = ".lock"
+_held = {}  # real path of a directory -> the open lock file in it
+
+
+def hold_directory(path):
+    """Keeps other runs out of a directory until this process ends.
+
+    The kernel lets go of the lock however the process ends; the empty file
+    stays. Raises OSError while another process holds it. A file system
+    without locks gives a warning only."""
+    path = os.path.realpath(path)
+    name = os.path.join(path, LOCK_FILE)
+    while not _is_same_file(_held.get(path), name):
+        file = open(name, "a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise OSError(
+                f"another run is writing to {path}; wait for it or choose "
+                "another directory."
+            ) from None
+        except OSError as error:
+            absl_logging.warning(
+                "%s cannot be locked (%s): let no other run write to it.",
+                path,
+                error.strerror,
+            )
+        _held[path] = file
+
+
+def _is_same_file(file, name):
+    """Whether an open file still lies under its name."""
+    if file is None or not os.path.exists(name):
+        return False
+    return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
+
+
+def _forget_held():
+    """Lets go in a forked child, which may outlive its killed parent."""
+    for file in _held.values():
+        file.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_held)
 
 
 def write_whole(path, text):

@@ -215,6 +215,8 @@ class Voyage:
         if FLAGS.do_train:
             self._make_trainer()
         common_flags.check_output_dir(self.output_dir)
+        if self.is_chief:  # the others share its directory
+            common_flags.hold_directory(self.output_dir)
         self._write_run()
         self._write_records()
         if FLAGS.do_train:

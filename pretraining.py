@@ -149,6 +149,8 @@ class PretrainingRun:
             self._plan()
         common_flags.check_output_dir(self.output_dir)
         self._build()
+        if self.is_chief:  # the others share its directory
+            common_flags.hold_directory(self.output_dir)
         self._load_initial()
         results = {}
         if FLAGS.do_train:

@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
+import common_flags
 import records
 from pretraining_data import Corpus, sample_instances
 from pretraining_writer import (
@@ -315,6 +316,8 @@ def _settings(input_files, tools, seed, num_shards) -> dict:
 def _open_progress(progress: str, settings: dict):
     """Makes the directory of notes, new if it belongs to other settings."""
     path = os.path.join(progress, "settings.json")
+    os.makedirs(progress, exist_ok=True)
+    common_flags.hold_directory(progress)
     try:
         with open(path) as file:
             if json.load(file) == settings:
@@ -322,8 +325,9 @@ def _open_progress(progress: str, settings: dict):
         _log.info("the settings have changed: all shards are made again")
     except FileNotFoundError:
         pass
-    shutil.rmtree(progress, ignore_errors=True)
-    os.makedirs(progress)
+    for name in os.listdir(progress):
+        if name != common_flags.LOCK_FILE:
+            os.remove(os.path.join(progress, name))
     with records.AtomicFile(path) as file:
         file.write(json.dumps(settings).encode())
 

@@ -1,8 +1,10 @@
 """Shared flags: who owns them, what is checked, how errors end."""
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -270,3 +272,51 @@ def test_filter_of_the_log():
     assert common_flags._is_worth_showing(record(ours, logging.INFO))
     assert common_flags._is_worth_showing(record(theirs, logging.WARNING))
     assert not common_flags._is_worth_showing(record(theirs, logging.INFO))
+
+
+HOLD = """
+    import os, sys, time
+    import common_flags
+    common_flags.hold_directory(sys.argv[1])
+    if sys.argv[2] == "fork" and not os.fork():
+        time.sleep(60)
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+    """
+
+
+@pytest.mark.parametrize("kind", ["alone", "fork"])
+def test_a_directory_is_held_until_its_process_is_killed(tmp_path, kind):
+    code = textwrap.dedent(HOLD)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        assert holder.stdout.readline()
+        with pytest.raises(OSError, match="another run is writing to .*; wait"):
+            common_flags.hold_directory(tmp_path)
+        holder.kill()
+        holder.wait()
+        common_flags.hold_directory(tmp_path)  # a forked child still lives
+        common_flags.hold_directory(tmp_path)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(holder.pid, signal.SIGKILL)
+        holder.communicate()
+    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
+    assert run_code(HOLD, str(tmp_path), "alone").returncode == 1
+
+
+def test_a_directory_without_locks_is_only_warned_of(
+    tmp_path, monkeypatch, caplog
+):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(common_flags.fcntl, "flock", refuse)
+    common_flags.hold_directory(tmp_path)
+    assert "cannot be locked (Operation not supported)" in caplog.text

@@ -13,6 +13,7 @@ import time
 import pytest
 from conftest import GOLDEN, ROOT, shared_data, vocab_path
 
+import common_flags
 import pretraining_data
 import pretraining_shards
 import pretraining_writer
@@ -792,6 +793,11 @@ def test_a_killed_run_goes_on(tmp_path):
     while not note.exists():
         assert time.monotonic() < limit and process.poll() is None
         time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGSTOP)
+    with pytest.raises(
+        OSError, match=r"another run .*\.o\.tfrecord\.progress;"
+    ):
+        common_flags.hold_directory(note.parent)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     kept = {

@@ -1,5 +1,6 @@
 """The trip through a script: killed and resumed, seeds, devices, heads."""
 
+import fcntl
 import json
 import random
 import shutil
@@ -118,6 +119,22 @@ def test_same_seed_gives_the_same_bits(unbroken):
     assert_same_bits(unbroken / "first", unbroken / "second")
     first, other = weights(unbroken / "first"), weights(unbroken / "other")
     assert any(np.any(first[name] != other[name]) for name in first)
+
+
+def test_two_runs_in_one_directory(unbroken, tmp_path):
+    (tmp_path / "out").mkdir()
+    with open(tmp_path / "out" / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        second = run_python(
+            "import common_flags, run_classifier, sys\n"
+            "run_classifier.define_flags()\n"
+            "common_flags.run(run_classifier.main)",
+            *command(unbroken, tmp_path / "out"),
+            check=False,
+        )
+    assert second.returncode == 1
+    assert "another run is writing to " in second.stderr
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [".lock"]
 
 
 @pytest.mark.slow
