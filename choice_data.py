@@ -11,6 +11,7 @@ import json
 import os
 
 from text_files import (
+    NESTED,
     json_text,
     located,
     read_csv,
@@ -132,6 +133,8 @@ def _race_rows(directory):
                     f"not valid JSON ({error.msg}). A RACE file is one "
                     "object with article, questions, options, answers.",
                 ) from None
+            except RecursionError:
+                raise located(path, 1, NESTED) from None
             if not isinstance(record, dict):
                 raise located(path, 1, "is no JSON object, as RACE files are.")
             yield path, 1, record

@@ -16,6 +16,8 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
+import text_files
+
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # they are the calling script's, so --help has them
 
@@ -469,15 +471,8 @@ os.register_at_fork(after_in_child=_forget_held)
 
 def write_whole(path, text):
     """Writes a text file that appears whole or not at all."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise
+    with text_files.whole_file(path) as file:
+        file.write(text)
 
 
 def read_json(path):
@@ -487,6 +482,8 @@ def read_json(path):
             return json.load(file)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+        except RecursionError:
+            raise ValueError(f"{path}: {text_files.NESTED}") from None
 
 
 def _raised_by_us(error):

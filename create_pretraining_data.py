@@ -21,6 +21,7 @@ from absl import flags, logging
 
 import common_flags
 import records
+import text_files
 import tokenization
 from pretraining_data import Options
 from pretraining_shards import create_shards
@@ -165,6 +166,11 @@ def read_options() -> Options:
     streaming = FLAGS.streaming or FLAGS.runner is not None
     values = {name: FLAGS[name].value for name in names if name in FLAGS}
     options = Options(**values, original_draws=not streaming)
+    if options.dupe_factor < 1:
+        raise ValueError(
+            f"--dupe_factor={options.dupe_factor} uses the text never; take 1 "
+            "or more"
+        )
     if FLAGS.num_shards and not streaming:
         raise ValueError("--num_shards goes with --streaming only")
     if streaming and "," in FLAGS.output_file:
@@ -226,6 +232,10 @@ def main(_):
     else:
         input_files = records.expand_patterns(FLAGS.input_file)
         outputs = FLAGS.output_file.split(",")
+        for path in [] if FLAGS.streaming else outputs:
+            text_files.check_output(
+                "output_file", path, [*input_files, FLAGS.vocab_file]
+            )
         for directory in {os.path.dirname(path) for path in outputs}:
             os.makedirs(directory or ".", exist_ok=True)
         for path in input_files:

@@ -11,11 +11,10 @@ that are nearest to each. A few hundred short texts a second on two CPU cores
 with a small BERT (6 layers, H 384).
 """
 
-import os
-
 from absl import flags
 
 import common_flags
+import text_files
 
 FLAGS = flags.FLAGS
 
@@ -121,9 +120,10 @@ def check_flags(layers):
             f"--max_seq_length={FLAGS.max_seq_length} must be at least 5: "
             "[CLS] a [SEP] b [SEP]."
         )
-    for path in (FLAGS.input_file, FLAGS.other_file):
-        if path and not os.path.isfile(path):
-            raise ValueError(f"{path}: there is no such file.")
+    inputs = [x for x in (FLAGS.input_file, FLAGS.other_file) if x]
+    for path in inputs:
+        text_files.check_input(path)
+    text_files.check_output("output_file", FLAGS.output_file, inputs)
     if similarity != "none" and not pooled:
         raise ValueError(
             f"--similarity={similarity} compares texts: add --pooling=mean "

@@ -5,9 +5,7 @@ takes its vector from the window that shows most of what stands around it.
 Shape letters as in `modeling.py`; Y layers, N texts, T tokens of all texts.
 """
 
-import contextlib
 import json
-import os
 import zipfile
 from typing import NamedTuple
 
@@ -163,18 +161,6 @@ def write_json_lines(path, objects):
             file.write(json.dumps(value) + "\n")
 
 
-@contextlib.contextmanager
-def _whole_binary(path):
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-
-
 def _write_array(file, shape, dtype, parts):
     """Writes an .npy whose rows come in parts, never all in memory."""
     dtype = np.dtype(dtype)
@@ -190,13 +176,16 @@ def _write_array(file, shape, dtype, parts):
 
 def write_npy(path, shape, dtype, parts):
     """Writes one array, given by its shape and parts of it in order."""
-    with _whole_binary(path) as file:
+    with text_files.whole_binary(path) as file:
         _write_array(file, shape, dtype, parts)
 
 
 def write_npz(path, name, shape, dtype, parts, **arrays):
     """Writes `arrays`, and under `name` an array that comes in parts."""
-    with _whole_binary(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with (
+        text_files.whole_binary(path) as file,
+        zipfile.ZipFile(file, "w") as archive,
+    ):
         for key, array in arrays.items():
             array = np.asarray(array)
             with archive.open(f"{key}.npy", "w") as member:

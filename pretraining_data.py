@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import masking
 import records
+import text_files
 from masking import Draws, Masker
 
 _BLOCK_BYTES = 1 << 20  # of text that a worker takes at a time
@@ -191,10 +192,8 @@ def read_blocks(path: str) -> Iterator[tuple[bytes, str, int]]:
             try:
                 block = file.read(_BLOCK_BYTES)
                 block += file.readline()
-            except (EOFError, gzip.BadGzipFile) as error:
-                raise ValueError(
-                    f"{path}: the compressed file is damaged ({error})"
-                ) from None
+            except text_files.GZIP_ERRORS as error:
+                raise text_files.damaged_gzip(path, error) from None
             if not block:
                 return
             yield block, path, line

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import common_flags
 import records
+import text_files
 from pretraining_data import Corpus, sample_instances
 from pretraining_writer import (
     Summary,
@@ -234,6 +235,8 @@ def create_shards(
     plan = ShardPlan.of(files, num_shards, seed)
     shards = range(plan.num_shards)
     outputs = [shard_name(output_file, x, plan.num_shards) for x in shards]
+    for path in filter(os.path.lexists, outputs):
+        text_files.check_output("output_file", path, input_files)
     remove_leftovers(outputs)
     _warn_of_others(output_file, outputs)
     done = {x: _finished(progress, x, outputs[x]) for x in shards}
@@ -342,8 +345,6 @@ def _unpacked(path: str, progress: str, number: int) -> tuple[str, str, int]:
             with gzip.open(path, "rb") as source:
                 with records.AtomicFile(plain) as target:
                     shutil.copyfileobj(source, target, 1 << 20)
-        except (EOFError, gzip.BadGzipFile) as error:
-            raise ValueError(
-                f"{path}: the compressed file is damaged ({error})"
-            ) from None
+        except text_files.GZIP_ERRORS as error:
+            raise text_files.damaged_gzip(path, error) from None
     return plain, path, os.path.getsize(plain)

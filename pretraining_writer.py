@@ -424,7 +424,7 @@ def check_instances(summary: Summary, source: str, options: Options):
 def remove_leftovers(output_files: Iterable[str]):
     """Removes what a killed run has left of files of these names."""
     for path in output_files:
-        directory, name = os.path.split(path)
+        directory, name = os.path.split(os.path.realpath(path))
         pattern = os.path.join(
             glob.escape(directory), f".{glob.escape(name)}.*.part"
         )

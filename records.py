@@ -5,17 +5,19 @@ and reader cannot drift. The bytes are plain protocol buffers and plain TFRecord
 framing: TensorFlow reads what this module writes, and the other way round.
 """
 
+import contextlib
 import glob
 import gzip
 import os
 import struct
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
+
+import text_files
 
 _HEADER = struct.Struct("<QI")  # length of the record, masked CRC of that
 _CRC = struct.Struct("<I")
@@ -370,7 +372,8 @@ class AtomicFile:
 
     def __init__(self, path: str | os.PathLike):
         self.path = os.fspath(path)
-        directory, name = os.path.split(self.path)
+        self._target = text_files.output_path(self.path)
+        directory, name = os.path.split(self._target)
         token = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._temporary = os.path.join(directory, f".{name}.{token}.part")
         self._raw = open(self._temporary, "xb", buffering=1 << 20)
@@ -383,16 +386,25 @@ class AtomicFile:
         """Writes what is left and gives the file its name."""
         if self._raw.closed:
             return
-        if self._file is not self._raw:
-            self._file.close()
-        self._raw.close()
-        os.replace(self._temporary, self.path)
+        try:
+            if self._file is not self._raw:
+                self._file.close()
+            self._raw.close()
+            os.replace(self._temporary, self._target)
+        except BaseException as error:
+            self.discard()
+            if (full := text_files.named_error(self.path, error)) is not None:
+                raise full from error
+            raise
 
     def discard(self):
         """Removes what was written; the name stays as it was."""
-        if not self._raw.closed:
-            self._raw.close()
-            os.remove(self._temporary)
+        try:
+            with contextlib.suppress(OSError):  # a full disk takes no more
+                self._raw.close()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._temporary)
 
     def __enter__(self):
         return self
@@ -402,6 +414,8 @@ class AtomicFile:
             self.close()
         else:
             self.discard()
+            if (full := text_files.named_error(self.path, error)) is not None:
+                raise full from error
 
 
 class RecordWriter(AtomicFile):
@@ -433,14 +447,22 @@ def read_records(path: str | os.PathLike) -> Iterator[bytes]:
             number += 1
             try:
                 record = _read_record(file)
-            except (EOFError, ValueError, zlib.error, gzip.BadGzipFile) as why:
-                raise ValueError(
-                    f"{path}: record {number} is damaged ({why}). "
-                    "Write the file again"
-                ) from None
+            except (ValueError, *text_files.GZIP_ERRORS) as why:
+                raise _damaged_record(path, number, why) from None
             if record is None:
                 return
             yield record
+
+
+def _damaged_record(path, number, why) -> ValueError:
+    """What to say of a record that cannot be read."""
+    if number > 1:
+        hint = "Write the file again"
+    elif isinstance(why, gzip.BadGzipFile):
+        return text_files.damaged_gzip(path, why)
+    else:
+        hint = "Is it no TFRecord file? If it is one, write it again"
+    return ValueError(f"{path}: record {number} is damaged ({why}). {hint}")
 
 
 def _read_record(file) -> bytes | None:
@@ -475,6 +497,8 @@ def expand_patterns(patterns: str | Iterable[str]) -> list[str]:
         pattern = os.fspath(pattern).strip()
         if not pattern:
             continue
+        if os.path.isdir(pattern):
+            text_files.check_input(pattern)
         matches = [x for x in glob.glob(pattern) if not os.path.isdir(x)]
         if os.path.isfile(pattern):  # a name with brackets in it
             matches.append(pattern)

@@ -20,6 +20,7 @@ import re
 
 import numpy as np
 
+import text_files
 import tokenization
 
 # Null odds of a question for which no span at all can be an answer: so large
@@ -124,14 +125,8 @@ class Answers:
 
 def write_json(path, value):
     """Writes JSON as the original does (4 blanks, ASCII), whole or not."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=4) + "\n")
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+    with text_files.whole_file(path) as file:
+        file.write(json.dumps(value, indent=4) + "\n")
 
 
 _Candidates = collections.namedtuple(

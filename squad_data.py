@@ -13,6 +13,7 @@ import json
 import re
 
 from reading_comprehension import SquadExample, align_to_words
+from text_files import NESTED
 
 _SHOWN = 20  # messages kept in a report
 _NEARBY = (0, -1, 1, -2, 2)
@@ -161,7 +162,7 @@ class _Reader:
     def _is_json_line(self, line):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         return isinstance(value, dict) and "documents" in value
 
@@ -173,6 +174,8 @@ class _Reader:
                 f"{self.report.path}:{error.lineno}: not JSON: {error.msg} "
                 f"(column {error.colno})"
             ) from None
+        except RecursionError:
+            raise ValueError(f"{self.report.path}:1: {NESTED}") from None
         if isinstance(content, list):
             self.report.layout = "CMRC 2018 nesting"
             for number, entry in enumerate(content):
@@ -195,6 +198,10 @@ class _Reader:
                 raise ValueError(
                     f"{self.report.path}:{number}: not JSON: {error.msg} "
                     f"(column {error.colno})"
+                ) from None
+            except RecursionError:
+                raise ValueError(
+                    f"{self.report.path}:{number}: {NESTED}"
                 ) from None
             self._read_dureader(row, _Place(self, "row", line=number))
 

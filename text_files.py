@@ -7,10 +7,17 @@ skipped. Whatever is wrong with a row is a ValueError that starts with
 `file:line: `."""
 
 import contextlib
+import errno
+import gzip
+import io
 import json
 import os
 import re
+import stat
 import tempfile
+import zlib
+
+GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def located(path, line, message):
@@ -49,10 +56,25 @@ def is_blank(text):
     return not text.strip(" ")
 
 
+def damaged_gzip(path, error):
+    """The ValueError for a .gz file whose reading gave one of GZIP_ERRORS."""
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if start and start != b"\x1f\x8b":
+        return ValueError(
+            f"{path}: is no gzip file; rename it, so that its name does not "
+            "end in .gz"
+        )
+    return ValueError(f"{path}: the compressed file is damaged ({error})")
+
+
 def read_tsv(path, encoding="utf-8"):
-    """Yields (line number, cells) of a tab-separated file without quoting."""
+    """Yields (line number, cells) of a tab-separated file without quoting.
+
+    Empty lines are skipped. A line of spaces is a row with one cell, so that
+    a file of one column has as many results as rows."""
     for number, text in read_lines(path, encoding):
-        if not is_blank(text):
+        if text:
             yield number, text.split("\t")
 
 
@@ -113,6 +135,9 @@ def read_csv(path, encoding="utf-8"):
         raise located(path, start, f"a quoted cell is never closed. {remedy}")
 
 
+NESTED = "the JSON is nested too deeply. Is it the right file?"
+
+
 def read_json_lines(path):
     """Yields (line number, dict) of a file with one JSON object per line."""
     for number, text in read_lines(path):
@@ -128,6 +153,8 @@ def read_json_lines(path):
                 f"not valid JSON ({error.msg} at column {error.colno}). "
                 "Each line must be one JSON object.",
             ) from None
+        except RecursionError:
+            raise located(path, number, NESTED) from None
         if not isinstance(record, dict):
             raise located(
                 path,
@@ -162,22 +189,91 @@ def json_text(path, line, record, key, needed=True):
     return str(value)
 
 
-@contextlib.contextmanager
-def whole_file(path):
-    """Opens a text file that appears at `path` only if the block succeeds.
+def output_path(path):
+    """The path of a file to be written, with symbolic links resolved.
 
-    Written as UTF-8 with \\n line ends under a temporary name in the same
-    directory; an exception removes it and leaves an older file as it was."""
-    directory, name = os.path.split(os.path.abspath(path))
+    So a link keeps its place and the file it names is replaced. Raises
+    ValueError for what cannot be replaced: a directory, a device, a pipe."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # not there yet; whoever opens it says what is wrong
+        return os.path.realpath(path)
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{path}: is a directory. Name a file to write.")
+    if not stat.S_ISREG(mode):
+        raise ValueError(
+            f"{path}: is a device or a pipe, which cannot be written whole or "
+            "not at all. Name a regular file."
+        )
+    return os.path.realpath(path)
+
+
+def check_output(flag, path, inputs):
+    """Refuses an output that is no regular file or is one of the inputs.
+
+    `flag` names the output in the message. Raises ValueError."""
+    output_path(path)
+    for other in inputs:
+        same = os.path.realpath(path) == os.path.realpath(other)
+        if os.path.exists(path) and os.path.exists(other):
+            same = os.path.samefile(path, other)
+        if same:
+            raise ValueError(
+                f"--{flag}={path} is one of the input files. Write it "
+                "elsewhere."
+            )
+
+
+def check_input(path):
+    """Raises ValueError if there is no file at `path` to read."""
+    if os.path.isdir(path):
+        raise ValueError(f"{path}: is a directory. Name a file in it.")
+    if not os.path.exists(path):
+        raise ValueError(f"{path}: there is no such file.")
+
+
+def named_error(path, error):
+    """The OSError to raise for one of writing, naming the file if it is full.
+
+    Gives None for every other error: raise that as it is."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if not isinstance(error, OSError) or error.errno not in full:
+        return None
+    return OSError(
+        f"{path}: no space is left on the disk. Free some, or write elsewhere."
+    )
+
+
+@contextlib.contextmanager
+def whole_binary(path):
+    """Opens a binary file that appears at `path` only if the block succeeds.
+
+    Written under a temporary name in the same directory; an exception removes
+    it and leaves an older file as it was. Raises ValueError before anything is
+    written if `path` is no regular file, OSError naming it on a full disk."""
+    target = output_path(path)
+    directory, name = os.path.split(target)
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
     try:
-        with open(handle, "w", encoding="utf-8", newline="") as file:
+        with open(handle, "wb") as file:
             yield file
         mode = os.umask(0)
         os.umask(mode)
         os.chmod(temporary, 0o666 & ~mode)
-        os.replace(temporary, path)
-    except BaseException:
+        os.replace(temporary, target)
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if (full := named_error(path, error)) is not None:
+            raise full from error
         raise
+
+
+@contextlib.contextmanager
+def whole_file(path):
+    """Opens a text file that appears at `path` only if the block succeeds.
+
+    Written as UTF-8 with \\n line ends; otherwise as `whole_binary`."""
+    with whole_binary(path) as raw:
+        with io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+            yield file

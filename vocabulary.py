@@ -28,12 +28,12 @@ import heapq
 import multiprocessing
 import os
 import re
-import zlib
 
 from absl import flags, logging
 
 import common_flags
 import records
+import text_files
 import tokenization
 import vocabulary_extension as extension
 
@@ -179,8 +179,8 @@ def _count_part(part):
             f"{encoding}. Convert the file to UTF-8, or name its encoding, "
             "as in --input_encoding=latin-1."
         )
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        return f"{path}: is not a whole gzip file ({error})."
+    except text_files.GZIP_ERRORS as error:
+        return str(text_files.damaged_gzip(path, error))
     return counts
 
 
@@ -574,11 +574,7 @@ def _check_flags():
     if not FLAGS.input_file:
         return []
     files = records.expand_patterns(FLAGS.input_file)
-    if os.path.abspath(FLAGS.vocab_file) in map(os.path.abspath, files):
-        raise ValueError(
-            f"--vocab_file={FLAGS.vocab_file} is one of the input files. "
-            "Write it elsewhere."
-        )
+    text_files.check_output("vocab_file", FLAGS.vocab_file, files)
     return files
 
 

@@ -376,6 +376,21 @@ def test_a_pattern_without_match_is_refused(tmp_path, text):
     assert not output.exists()
 
 
+def test_the_text_is_not_overwritten(tmp_path, text):
+    link = tmp_path / "link"
+    link.symlink_to(text)
+    fails("is one of the input files", input_file=text, output_file=link)
+    shard = tmp_path / "o-00000-of-00001"
+    shard.write_text(TEXT)
+    fails(
+        "is one of the input files",
+        input_file=shard,
+        output_file=tmp_path / "o",
+        streaming=True,
+    )
+    assert text.read_text() == shard.read_text() == TEXT
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_tiny_lengths_are_refused(length):
     with pytest.raises(ValueError, match="must be at least 5 for a pair"):

@@ -340,7 +340,7 @@ def test_a_torn_gzip_file_is_named(run, tmp_path):
         check_refused(
             run,
             tmp_path,
-            f"{name}: is not a whole gzip file",
+            f"{name}: the compressed file is damaged",
             f"--input_file={name}",
             "--vocab_file=v",
         )
