@@ -44,9 +44,8 @@ def count_records(path):
             if len(header) == 8:
                 position += _LENGTH.unpack(header)[0] + _FRAME_BYTES
             if len(header) < 8 or position > size:
-                raise ValueError(
-                    f"{path}: record {count + 1} is damaged (the file ends "
-                    "within it). Write the file again"
+                raise records.damaged_record(
+                    path, count + 1, "the file ends within it"
                 )
             count += 1
             file.seek(position)

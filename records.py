@@ -448,14 +448,14 @@ def read_records(path: str | os.PathLike) -> Iterator[bytes]:
             try:
                 record = _read_record(file)
             except (ValueError, *text_files.GZIP_ERRORS) as why:
-                raise _damaged_record(path, number, why) from None
+                raise damaged_record(path, number, why) from None
             if record is None:
                 return
             yield record
 
 
-def _damaged_record(path, number, why) -> ValueError:
-    """What to say of a record that cannot be read."""
+def damaged_record(path, number, why) -> ValueError:
+    """The ValueError for a record, counted from 1, that cannot be read."""
     if number > 1:
         hint = "Write the file again"
     elif isinstance(why, gzip.BadGzipFile):

@@ -571,10 +571,11 @@ def _check_flags():
             f"--vocab_file={FLAGS.vocab_file}: the directory {directory} does "
             "not exist. Make it first."
         )
-    if not FLAGS.input_file:
-        return []
-    files = records.expand_patterns(FLAGS.input_file)
-    text_files.check_output("vocab_file", FLAGS.vocab_file, files)
+    files = []
+    if FLAGS.input_file:
+        files = records.expand_patterns(FLAGS.input_file)
+    words = [FLAGS.new_words_file] if FLAGS.new_words_file else []
+    text_files.check_output("vocab_file", FLAGS.vocab_file, files + words)
     return files
 
 

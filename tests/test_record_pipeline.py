@@ -164,6 +164,13 @@ def test_a_file_that_was_cut_off_is_named(tmp_path, spec, cut):
         record_pipeline.RecordFiles(str(path))
 
 
+def test_a_text_file_is_no_file_of_records(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("A line of plain text.\n" * 9)
+    with pytest.raises(ValueError, match="text.txt: .* no TFRecord file"):
+        record_pipeline.RecordFiles(str(path))
+
+
 def test_a_flipped_byte_is_found_while_reading(tmp_path, spec):
     draw = np.random.default_rng(1)
     path = write(tmp_path / "a", (masked_row(draw) for _ in range(90)), spec)

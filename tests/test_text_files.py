@@ -173,7 +173,7 @@ def test_damaged_gzip_files(tmp_path):
 def test_text_is_no_record(tmp_path):
     path = tmp_path / "a.tfrecord"
     path.write_text("This is plain text.\n")
-    with pytest.raises(ValueError, match="record 1 .* no TFRecord file?"):
+    with pytest.raises(ValueError, match="record 1 .* no TFRecord file"):
         list(records.read_records(path))
 
 

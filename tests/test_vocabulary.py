@@ -336,11 +336,14 @@ def test_a_torn_gzip_file_is_named(run, tmp_path):
     whole = gzip.compress(TEXT.encode() * 9)
     (tmp_path / "torn.gz").write_bytes(whole[:-20])
     (tmp_path / "text.gz").write_bytes(b"no gzip at all")
-    for name in ("torn.gz", "text.gz"):
+    for name, words in (
+        ("torn.gz", "the compressed file is damaged"),
+        ("text.gz", "is no gzip file; rename it"),
+    ):
         check_refused(
             run,
             tmp_path,
-            f"{name}: the compressed file is damaged",
+            f"{name}: {words}",
             f"--input_file={name}",
             "--vocab_file=v",
         )
