@@ -15,7 +15,13 @@ import logging
 import re
 from typing import NamedTuple
 
-from text_files import located, read_json_lines, read_lines, whole_file
+from text_files import (
+    json_text,
+    located,
+    read_json_lines,
+    read_lines,
+    whole_file,
+)
 
 DOCUMENT_MARK = "-DOCSTART-"
 
@@ -185,9 +191,15 @@ def _json_sentence(path, line, record, token_column, tag_column, labelled):
             f"{len(words or [])} words but {len(tags or [])} tags; each word "
             "needs one. Mend the row.",
         )
+
+    def texts(key, values):
+        names = [f"{key}[{place}]" for place in range(len(values))]
+        row = dict(zip(names, values, strict=True))
+        return [json_text(path, line, row, name) for name in names]
+
     return Sentence(
-        [str(word) for word in words],
-        None if tags is None else [str(tag) for tag in tags],
+        texts(word_key, words),
+        None if tags is None else texts(tag_key, tags),
         f"{path}:{line}",
         [line] * len(words),
     )

@@ -173,8 +173,26 @@ class TsvProcessor(TableProcessor):
             columns = self._as_in_training(path, line, first)
         else:
             raise self._no_header(path, line, first)
+        self._check_apart(path, line, columns)
         self.is_pair = columns.text_b is not None
         return columns
+
+    def _check_apart(self, path, line, columns):
+        """Refuses a label that is read from the column of a text."""
+        labels = columns.label
+        labels = labels if isinstance(labels, tuple) else (labels,)
+        for key in ("text_a", "text_b"):
+            place = getattr(columns, key)
+            if place is not None and place in labels:
+                flag = "label_columns" if self.label_columns else "label_column"
+                name = columns.names[place] if columns.names else place
+                raise located(
+                    path,
+                    line,
+                    f"--{key}_column and --{flag} both mean column "
+                    f"'{name}': the label would be read from the text. Set "
+                    "one of them to another column.",
+                )
 
     def _no_header(self, path, line, first):
         return located(
@@ -324,6 +342,7 @@ class TsvProcessor(TableProcessor):
                     f"--{key}_column is a position, but JSON rows have named "
                     "fields. Give a name.",
                 )
+        self._check_fields_apart(path, line)
         text_a = json_text(path, line, record, self._wanted("text_a")[0])
         key, is_set = self._wanted("text_b")
         text_b = json_text(path, line, record, key, needed=is_set)
@@ -339,6 +358,15 @@ class TsvProcessor(TableProcessor):
         else:
             label = None
         return label, text_a, text_b, None
+
+    def _check_fields_apart(self, path, line):
+        """`_check_apart` for the fields of JSON rows."""
+        texts = [self._wanted(key)[0] for key in ("text_a", "text_b")]
+        labels = self.label_columns or [self._wanted("label")[0]]
+        names = list(dict.fromkeys([*texts, *labels]))
+        places = [names.index(name) for name in texts]
+        label = tuple(names.index(name) for name in labels)
+        self._check_apart(path, line, Columns(label, *places, 0, names=names))
 
     def _label(self, example, labels, known, split):
         if not self.label_columns or example.label is None:

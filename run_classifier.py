@@ -210,7 +210,13 @@ class ClassifierTask(tasks.Task):
                     f"for {self.kind}. Leave it out."
                 )
             if FLAGS.class_weights != ["balanced"]:
-                self._numbers("class_weights", FLAGS.class_weights)
+                weights = self._numbers("class_weights", FLAGS.class_weights)
+                if not any(weights):
+                    raise ValueError(
+                        f"--class_weights={','.join(FLAGS.class_weights)} "
+                        "counts no row at all. Give at least one label a "
+                        "weight above 0."
+                    )
         if FLAGS.label_smoothing and self.kind == "regression":
             raise ValueError(
                 "--label_smoothing has no meaning for regression. Leave it out."

@@ -172,6 +172,12 @@ def test_labelled_json_lines(tmp_path):
         ('{"words_": ["a"]}', "has no field for words"),
         ('{"tokens": ["a"], "tags": []}', "1 words but 0 tags"),
         ('{"tokens": "a b", "tags": "O O"}', "'tags' is no list"),
+        (
+            '{"tokens": ["a", null], "tags": ["O", "O"]}',
+            "field 'tokens.1.' is null, not a text",
+        ),
+        ('{"tokens": ["a"], "tags": [[]]}', "field 'tags.0.' is .., not a"),
+        ('{"tokens": [{}], "tags": ["O"]}', "field 'tokens.0.' is {}, not a"),
         ('{"tokens": ["a"], "tags": null}', "'tags' is null"),
     ):
         with pytest.raises(ValueError, match=f"train.json:1: {message}"):

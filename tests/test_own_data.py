@@ -226,3 +226,22 @@ def test_go_emotions_rows_without_a_label_are_legal(tmp_path):
     write(tmp_path / "dev.tsv", "a\t3\tx\n")
     with pytest.raises(ValueError, match="dev.tsv:1: label '3' is not one of"):
         read("GoEmotions", tmp_path, "dev")
+
+
+def test_a_label_in_the_column_of_a_text(tmp_path):
+    write(tmp_path / "train.tsv", "mood\tbody\nsad\thello\ngay\tho\n")
+    message = "tsv:1: --{}_column and --label_column both mean column '{}'"
+    both = {"label_column": "body", "text_a_column": 1}
+    with pytest.raises(ValueError, match=message.format("text_a", "body")):
+        read("tsv", tmp_path, **both)
+    both = {"label_column": 0, "text_a_column": 1, "text_b_column": 0}
+    with pytest.raises(ValueError, match=message.format("text_b", 0)):
+        read("tsv", tmp_path, has_header=False, **both)
+    both = {"label_columns": "mood,body", "text_a_column": "body"}
+    with pytest.raises(ValueError, match="--label_columns both .* 'body'"):
+        read("tsv", tmp_path, **both)
+    (tmp_path / "train.tsv").unlink()
+    write(tmp_path / "train.jsonl", '{"mood": "sad", "body": "hello"}\n')
+    both = {"label_column": "body", "text_a_column": "body"}
+    with pytest.raises(ValueError, match="jsonl:1: --text_a_.* both .*'body'"):
+        read("tsv", tmp_path, **both)

@@ -255,6 +255,14 @@ def bad_input(top):
             [*train, "--class_weights=1,2,3"],
             ["3 numbers", "2 labels", "no, yes"],
         ),
+        "weights of nothing": (
+            [*train, "--class_weights=0,0"],
+            ["--class_weights=0,0", "above 0"],
+        ),
+        "weights below nothing": (
+            [*train, "--class_weights=-1,1"],
+            ["--class_weights=-1,1", "from 0 up"],
+        ),
         "words as weights": (
             [*train, "--class_weights=much,little"],
             ["--class_weights=much,little"],
