@@ -9,6 +9,7 @@ ValueError with file and line."""
 
 import json
 import os
+import re
 
 from text_files import (
     NESTED,
@@ -20,6 +21,7 @@ from text_files import (
 )
 
 IDIOM_MARK = "#idiom#"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ChoiceExample:
@@ -75,18 +77,39 @@ def read_choices(path, labelled=True):
         rows = ((path, *row) for row in read_json_lines(path))
     examples = []
     for file, line, record in rows:
+        _check_characters(file, line, record)
         for example in _from_record(file, line, record, len(examples)):
             if labelled and example.label is None:
+                said = record.get("label", record.get("answer"))
+                said = f"label {said!r} says none" if said else "has no label"
                 raise located(
                     file,
                     line,
-                    "has no label, which training and evaluation need. Add "
-                    "it, or use the file as the test set.",
+                    f"{said}, which training and evaluation need. Add one "
+                    f"from 0 to {len(example.endings) - 1}, or use the file "
+                    "as the test set.",
                 )
             examples.append(example)
     if not examples:
         raise ValueError(f"{path}: holds no questions. Give at least one.")
     return examples
+
+
+def _check_characters(path, line, value):
+    """Refuses half a surrogate pair, which no file can hold, in any text."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _check_characters(path, line, item)
+    found = isinstance(value, str) and _SURROGATE.search(value)
+    if found:
+        raise located(
+            path,
+            line,
+            f"the text holds \\u{ord(found[0]):04x}, half of a character that "
+            "JSON writes as two. Write both halves or none.",
+        )
 
 
 def _csv_rows(path):

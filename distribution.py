@@ -134,8 +134,9 @@ def per_replica_batch_size(
     if accumulation_steps < 1 or share % accumulation_steps:
         raise ValueError(
             f"{name}={batch_size} gives {share} examples to each of "
-            f"{replicas} replicas, which accumulation_steps="
-            f"{accumulation_steps} does not divide."
+            f"{replicas} replicas, which --gradient_accumulation_steps="
+            f"{accumulation_steps} does not divide. Take a divisor of {share}, "
+            "such as 1."
         )
     return share
 

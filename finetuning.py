@@ -484,6 +484,7 @@ class Voyage:
         warmup = FLAGS.num_warmup_steps
         if warmup is None:
             warmup = int(self.steps * FLAGS.warmup_proportion)
+        _warn_of_warmup(warmup, self.steps)
         layers = self.config.num_hidden_layers
         freeze = FLAGS.freeze_layers
         with self.strategy.scope():
@@ -647,6 +648,17 @@ class Voyage:
             self.files.do_lower_case,
         )
         _log_written([path])
+
+
+def _warn_of_warmup(warmup, steps):
+    """Warns where the learning rate never reaches its height."""
+    if warmup > steps:
+        logging.warning(
+            "The run ends within its warm-up: --num_warmup_steps=%d of %d "
+            "steps, so the rate never reaches --learning_rate.",
+            warmup,
+            steps,
+        )
 
 
 def _log_written(paths):

@@ -146,8 +146,9 @@ def frozen_patterns(freeze_layers, num_hidden_layers):
         return []
     if not 0 <= freeze_layers <= num_hidden_layers:
         raise ValueError(
-            f"freeze_layers={freeze_layers} is not between 0 and "
-            f"num_hidden_layers={num_hidden_layers} of the config."
+            f"--freeze_layers={freeze_layers} is not between 0 and "
+            f"num_hidden_layers={num_hidden_layers} of the config. Freeze at "
+            "most so many; the head and pooler still learn."
         )
     layers = [rf"(^|/)layer_{layer}/" for layer in range(freeze_layers)]
     return [r"(^|/)embeddings/", *layers]

@@ -331,7 +331,7 @@ class Trainer:
         ):
             raise ValueError(
                 "original_embedding_clip was asked for with "
-                f"{replicas} replicas and accumulation_steps="
+                f"{replicas} replicas and --gradient_accumulation_steps="
                 f"{self.accumulation_steps}; the original defines it for one "
                 "of each. Leave one of them out."
             )
@@ -450,7 +450,8 @@ class Trainer:
     def _finish(self, result, progress):
         """Completes the result; says so where there was nothing to do."""
         if progress.global_step == result.first_step:
-            logging.info(
+            beyond = progress.global_step > self.num_train_steps
+            (logging.warning if beyond else logging.info)(
                 "%s is already at step %d of %d%s: nothing to train.",
                 self.directory.path,
                 progress.global_step,

@@ -124,7 +124,13 @@ def test_choice_errors(tmp_path):
         '{"context": "c", "choices": ["x"], "label": 0}': "'choices' is .* 2",
         '{"context": "c", "choices": "xy", "label": 0}': "a list of 2 or more",
         '{"context": "c", "choices": ["x", null]}': "field 'choices.1.' is nu",
-        '{"context": "c", "choices": ["x", "y"], "label": 2}': "label 2 is not",
+        '{"context": "c", "choices": ["x", "y"], "label": 2}': "label 2 is not a "
+        "number from 0 to 1,",
+        '{"context": "c", "choices": ["x", "y"], "label": -1}': "label -1 "
+        "says none, .* one from 0 to 1,",
+        '{"context": "\\ud83d", "choices": ["x", "y"], "label": 0}': "holds "
+        ".ud83d, half",
+        '{"context": "c", "choices": ["x", "\\udc00y"], "label": 0}': ".udc00",
         '{"context": "c", "choices": ["x", "y"], "label": "no"}': "label 'no'",
         '{"context": "c", "choices": ["x", "y"]}': "has no label",
         '{"choices": ["x", "y"], "label": 0}': "no field 'context'",

@@ -19,6 +19,8 @@ from classifier_runs import (
 )
 from conftest import GOLDEN
 
+import finetuning
+
 # Runs the script and kills it with SIGKILL. The place is PLACE at STEP: after
 # the step, between the two kinds of checkpoint, or inside the second.
 KILLED = """
@@ -119,6 +121,13 @@ def test_same_seed_gives_the_same_bits(unbroken):
     assert_same_bits(unbroken / "first", unbroken / "second")
     first, other = weights(unbroken / "first"), weights(unbroken / "other")
     assert any(np.any(first[name] != other[name]) for name in first)
+
+
+def test_a_warm_up_longer_than_the_training(caplog):
+    finetuning._warn_of_warmup(20, 20)
+    assert not caplog.records
+    finetuning._warn_of_warmup(21, 20)
+    assert "within its warm-up: --num_warmup_steps=21 of 20" in caplog.text
 
 
 def test_two_runs_in_one_directory(unbroken, tmp_path):

@@ -309,7 +309,10 @@ def test_layer_1_is_not_layer_11():
     ("options", "message"),
     [
         ({"layer_decay": 0.0}, r"layer_decay=0.0 is not in \(0, 1\]"),
-        ({"freeze_layers": 3}, "freeze_layers=3 is not between 0 and"),
+        (
+            {"freeze_layers": 3},
+            "--freeze_layers=3 is not between 0 .* Freeze at most",
+        ),
         ({"optimizer": "sgd"}, "optimizer='sgd' is not one of: adamw, lamb"),
     ],
 )

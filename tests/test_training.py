@@ -406,13 +406,18 @@ def test_killed_ten_times_ends_with_the_same_bits(tmp_path, unbroken):
     assert_ends_as(tmp_path, unbroken)
 
 
-def test_nothing_left_to_train(one_device, tmp_path, log):
+def test_nothing_left_to_train(one_device, tmp_path, log, caplog):
+    caplog.set_level("WARNING")
     run(one_device, tmp_path, num_train_steps=5)
     files = sorted(tmp_path.rglob("*"))
     trainer, result = run(one_device, tmp_path, num_train_steps=5)
     assert result.first_step == result.global_step == 5
     assert len(result.losses) == 0
     assert any("already at step 5 of 5" in line for line in log)
+    assert not caplog.records
+    run(one_device, tmp_path, num_train_steps=3)
+    (warning,) = caplog.records
+    assert "already at step 5 of 3: nothing" in warning.message
     assert sorted(tmp_path.rglob("*")) == files
 
 
@@ -750,7 +755,7 @@ def test_batch_that_replicas_cannot_share(mirrored, tmp_path):
 
 def test_batch_that_accumulation_cannot_share(mirrored, tmp_path):
     with pytest.raises(
-        ValueError, match="=32 gives 16 .* accumulation_steps=3 does not"
+        ValueError, match="--gradient_accumulation_steps=3 does not .* of 16"
     ):
         toy.make_trainer(mirrored, tmp_path, accumulation_steps=3)
 
@@ -764,7 +769,7 @@ def test_batch_that_accumulation_cannot_share(mirrored, tmp_path):
         ({"early_stopping_patience": 2}, "needs best_metric"),
         (
             {"original_embedding_clip": True, "accumulation_steps": 2},
-            "with 1 replicas and accumulation_steps=2",
+            "with 1 replicas and --gradient_accumulation_steps=2",
         ),
     ],
 )
