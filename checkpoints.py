@@ -7,6 +7,7 @@ reads with init_from_checkpoint. Shape letters as in `modeling.py`.
 """
 
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -463,7 +464,8 @@ def write_variables(prefix, values):
     """Writes {name: tensor or array} as PREFIX.index and its data file.
 
     Both are written under another name first; the index, without which no
-    reader sees a checkpoint, comes last. Raises ValueError."""
+    reader sees a checkpoint, comes last. Raises ValueError, or OSError if the
+    disk is full."""
     prefix = os.fspath(prefix)
     directory, base = os.path.split(prefix)
     temporary = os.path.join(directory, f".{base}.{os.getpid()}.partial")
@@ -482,6 +484,8 @@ def write_variables(prefix, values):
         for suffix in (_FIRST_SHARD, ".index"):
             os.replace(temporary + suffix, prefix + suffix)
     except (tf.errors.OpError, OSError) as error:
+        if is_full_disk(error):
+            raise full_disk(directory) from error
         raise ValueError(
             f"{prefix}: the checkpoint cannot be written "
             f"({str(error).splitlines()[0]})."
@@ -489,6 +493,22 @@ def write_variables(prefix, values):
     finally:
         for suffix in (".index", _FIRST_SHARD):
             _remove(temporary + suffix)
+
+
+def is_full_disk(error):
+    """Whether an error of the system or of TensorFlow is a full disk."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    words = ("No space left", "Disk quota exceeded")  # of the C++ side
+    return any(part in str(error) for part in words)
+
+
+def full_disk(directory):
+    """The OSError to raise where the disk of a directory is full."""
+    return OSError(
+        f"no space is left on the disk of {directory or '.'}; free some and "
+        "run the command again."
+    )
 
 
 def _remove(path):

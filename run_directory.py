@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+import checkpoints
+
 KEEP_CHECKPOINTS = 5  # as the original's Estimator
 KEEP_RESUME_STATES = 2
 # Columns of what a step reports; the losses by name follow.
@@ -101,6 +103,10 @@ class RunDirectory:
         """Writes the state of a step whole; keeps the newest two."""
         if not self._writes:
             return
+        with _naming_a_full_disk(self.path):
+            self._write_resume(progress)
+
+    def _write_resume(self, progress):
         final = self._resume / f"step-{progress.global_step}"
         new, old = self._resume / ".new", self._resume / ".old"
         for leftover in (new, old):
@@ -110,6 +116,8 @@ class RunDirectory:
             with _quiet():
                 self._checkpoint.write(str(new / "variables"))
         except tf.errors.OpError as error:
+            if checkpoints.is_full_disk(error):
+                raise
             reason = str(error).split("\n")[0]
             raise OSError(f"{new} cannot be written: {reason}") from error
         state = json.dumps(dataclasses.asdict(progress), indent=1)
@@ -125,13 +133,13 @@ class RunDirectory:
         """Writes model.ckpt-STEP and `checkpoint`; keeps the newest five."""
         if not self._writes:
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._save(
-            str(self.path / f"model.ckpt-{step}"), self._model, optimizer, step
-        )
-        # Higher ones are another run's; they are neither listed nor removed.
-        steps = [n for n in checkpoint_steps(self.path) if n <= step]
-        _write_checkpoint_list(self.path, steps[-KEEP_CHECKPOINTS:])
+        prefix = str(self.path / f"model.ckpt-{step}")
+        with _naming_a_full_disk(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._save(prefix, self._model, optimizer, step)
+            # Higher ones are another run's: neither listed nor removed.
+            steps = [n for n in checkpoint_steps(self.path) if n <= step]
+            _write_checkpoint_list(self.path, steps[-KEEP_CHECKPOINTS:])
         for old in steps[:-KEEP_CHECKPOINTS]:
             _remove_checkpoint(self.path, old)
 
@@ -140,10 +148,12 @@ class RunDirectory:
         if not self._writes:
             return
         best = self.path / "best"
-        best.mkdir(parents=True, exist_ok=True)
-        self._save(str(best / f"model.ckpt-{step}"), self._model, None, step)
-        _write_whole(best / "metrics.json", json.dumps(metrics, indent=1))
-        _write_checkpoint_list(best, [step])
+        prefix = str(best / f"model.ckpt-{step}")
+        with _naming_a_full_disk(self.path):
+            best.mkdir(parents=True, exist_ok=True)
+            self._save(prefix, self._model, None, step)
+            _write_whole(best / "metrics.json", json.dumps(metrics, indent=1))
+            _write_checkpoint_list(best, [step])
         for other in checkpoint_steps(best):
             if other != step:
                 _remove_checkpoint(best, other)
@@ -160,6 +170,17 @@ class RunDirectory:
         if prefix is not None:
             self._load(prefix, self._model, None)
         return prefix
+
+
+@contextlib.contextmanager
+def _naming_a_full_disk(directory):
+    """Turns an error of a full disk into one that says what to do."""
+    try:
+        yield
+    except (tf.errors.OpError, OSError) as error:
+        if not checkpoints.is_full_disk(error):
+            raise
+        raise checkpoints.full_disk(directory) from error
 
 
 @contextlib.contextmanager

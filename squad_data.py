@@ -105,7 +105,8 @@ class _Place:
 
     def __str__(self):
         line = self.line or self.reader.line_of(self.needle)
-        where = f"{self.reader.report.path}:{line}: {self.path}"
+        path = self.path or "the file"
+        where = f"{self.reader.report.path}:{line}: {path}"
         return f"{where} (id {self.needle})" if self.needle else where
 
     def child(self, path, needle=None):
@@ -149,6 +150,11 @@ class _Reader:
                 f"{self.report.path}:{line}: not valid UTF-8 "
                 f"({error.reason}, byte {error.start}); save the file as UTF-8"
             ) from None
+        if not self.text.strip():
+            raise ValueError(
+                f"{self.report.path}: is empty. Is it the right file, and "
+                "whole?"
+            )
         first_line = self.text.lstrip().split("\n", 1)[0]
         if self._is_json_line(first_line):
             self._read_json_lines()

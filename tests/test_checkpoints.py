@@ -566,6 +566,19 @@ def test_unwritable_place(tmp_path):
         )
 
 
+def test_full_disk(tmp_path, monkeypatch):
+    def full(**_):
+        raise tf.errors.ResourceExhaustedError(
+            None, None, "x.data; No space left on device"
+        )
+
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", full)
+    told = f"no space is left on the disk of {tmp_path}; free some and run the"
+    with pytest.raises(OSError, match=told):
+        checkpoints.write_variables(tmp_path / "x.ckpt", {"a": np.zeros(1)})
+    assert not os.listdir(tmp_path)
+
+
 # --- growing ----------------------------------------------------------------
 
 

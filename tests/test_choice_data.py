@@ -124,8 +124,8 @@ def test_choice_errors(tmp_path):
         '{"context": "c", "choices": ["x"], "label": 0}': "'choices' is .* 2",
         '{"context": "c", "choices": "xy", "label": 0}': "a list of 2 or more",
         '{"context": "c", "choices": ["x", null]}': "field 'choices.1.' is nu",
-        '{"context": "c", "choices": ["x", "y"], "label": 2}': "label 2 is not a "
-        "number from 0 to 1,",
+        '{"context": "c", "choices": ["x", "y"], "label": 2}': "label 2 is "
+        "not a number from 0 to 1,",
         '{"context": "c", "choices": ["x", "y"], "label": -1}': "label -1 "
         "says none, .* one from 0 to 1,",
         '{"context": "\\ud83d", "choices": ["x", "y"], "label": 0}': "holds "

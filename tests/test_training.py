@@ -1,5 +1,6 @@
 """training.py, run_directory.py and distribution.py on a toy task."""
 
+import errno
 import json
 import logging
 import os
@@ -505,9 +506,20 @@ def test_a_full_disk_leaves_the_last_state(one_device, tmp_path, monkeypatch):
 
     run(one_device, tmp_path, num_train_steps=4, planned_steps=8)
     monkeypatch.setattr(tf.train.Checkpoint, "write", full)
-    with pytest.raises(OSError, match="cannot be written: No space left"):
+    with pytest.raises(OSError, match="no space is left on the disk of .*; fr"):
         run(one_device, tmp_path, num_train_steps=8)
     monkeypatch.undo()
+    with monkeypatch.context() as context:
+        write = pathlib.Path.write_text
+
+        def quota(self, *arguments, **options):
+            if self.name == "state.json":
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+            return write(self, *arguments, **options)
+
+        context.setattr(pathlib.Path, "write_text", quota)
+        with pytest.raises(OSError, match="no space is left on the disk of"):
+            run(one_device, tmp_path, num_train_steps=8)
     _, result = run(one_device, tmp_path, num_train_steps=8)
     assert result.first_step == 4 and result.global_step == 8
 
