@@ -550,7 +550,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoints.os, "replace", fail)
-    with pytest.raises(ValueError, match="ckpt-2: .*No space left"):
+    with pytest.raises(OSError, match="(?i)no space"):
         checkpoints.write_variables(str(tmp_path / "model.ckpt-2"), first)
     assert sorted(os.listdir(tmp_path)) == [
         "model.ckpt-1.data-00000-of-00001",
