@@ -7,7 +7,7 @@ started again ends with the bits of one that was not: dropout and the order of
 data are pure functions of the seed and the global step.
 
 `TrainStep` is one update, `Trainer` the loop; what lies on the disk is
-`run_directory.RunDirectory`, what it runs on `distribution.make_strategy`.
+`output_directory.RunDirectory`, what it runs on `distribution.make_strategy`.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from distribution import (  # the names that callers look for here
     per_replica_batch_size,
     predict,
 )
-from run_directory import (
+from output_directory import (
     LOSS,
     NORM,
     RATE,

@@ -29,7 +29,7 @@ step, place, *command = sys.argv[1:]
 def die():
     os.kill(os.getpid(), 9)
 import common_flags, run_classifier
-import run_directory, training
+import output_directory, training
 if place == "after":
     check = training.Trainer._check_finite
     def check_finite(self, figures, first):
@@ -38,12 +38,12 @@ if place == "after":
             die()
     training.Trainer._check_finite = check_finite
 elif place == "between":
-    save = run_directory.RunDirectory.save_resume
+    save = output_directory.RunDirectory.save_resume
     def save_resume(self, progress):
         if progress.global_step >= int(step):
             die()
         save(self, progress)
-    run_directory.RunDirectory.save_resume = save_resume
+    output_directory.RunDirectory.save_resume = save_resume
 elif place == "inside":
     replace = os.replace
     def late(source, target):

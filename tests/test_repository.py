@@ -61,7 +61,7 @@ LEVELS = {
         "mask_filling",
         "pretraining",
         "reports",
-        "run_directory",
+        "output_directory",
         "squad_serving",
         "training",
     },

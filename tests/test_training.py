@@ -1,4 +1,4 @@
-"""training.py, run_directory.py and distribution.py on a toy task."""
+"""training.py, output_directory.py and distribution.py on a toy task."""
 
 import errno
 import json
