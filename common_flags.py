@@ -452,6 +452,13 @@ def hold_directory(path):
         _held[path] = file
 
 
+def release_directory(path):
+    """Lets other runs into a directory that `hold_directory` keeps."""
+    file = _held.pop(os.path.realpath(path), None)
+    if file is not None:
+        file.close()
+
+
 def _is_same_file(file, name):
     """Whether an open file still lies under its name."""
     if file is None or not os.path.exists(name):

@@ -200,6 +200,13 @@ class Voyage:
             )
 
     def run(self):
+        """Makes the trip, alone in its directory; see `_run`."""
+        try:
+            return self._run()
+        finally:
+            common_flags.release_directory(self.output_dir)
+
+    def _run(self):
         """Reads, trains, scores, predicts, exports; gives the dev metrics.
 
         Nothing is written before all was read and the model is complete."""

@@ -707,7 +707,7 @@ def test_flags_that_cannot_work_are_refused(
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", r"bad.json:1: not JSON"),
+        (b"", r"bad.json: is empty"),
         (b'{"data": []}', r"bad.json: holds no question"),
         (b'{"data": [\n{"paragraphs": [{"qas": []}]}]}', "'context'"),
         (b'{"data": "\xff"}', r"bad.json:1: not valid UTF-8"),
