@@ -143,6 +143,12 @@ class PretrainingRun:
 
     def run(self):
         """Trains, scores, fills masks; gives the metrics of --do_eval."""
+        try:
+            return self._run()
+        finally:
+            common_flags.release_directory(self.output_dir)
+
+    def _run(self):
         self._read()
         self._check_directory()
         if FLAGS.do_train:
