@@ -38,6 +38,13 @@ TRAINING_FLAGS = (
     "precision",
 )
 
+SPLIT_FLAGS = {
+    "train": "train_file",
+    "eval": "dev_file",
+    "predict": "test_file",
+}
+LONG_TEXTS = ("truncate_tail", "truncate_head", "head_tail", "windows")
+
 STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 
 
@@ -225,11 +232,21 @@ def _define_evaluation_flags():
     )
 
 
+def define_phase_flags(eval_help, predict_help):
+    """What a training script does, and in which batches it evaluates."""
+    flags.DEFINE_bool("do_train", False, "Whether to train.")
+    flags.DEFINE_bool("do_eval", False, eval_help)
+    flags.DEFINE_bool("do_predict", False, predict_help)
+    flags.DEFINE_integer(
+        "eval_batch_size", 8, "Rows per batch in evaluation.", lower_bound=1
+    )
+
+
 def define_finetuning_flags():
     """What the fine-tuning scripts do, in which batches, and how long."""
-    flags.DEFINE_bool("do_train", False, "Whether to train.")
-    flags.DEFINE_bool("do_eval", False, "Whether to score the dev set.")
-    flags.DEFINE_bool("do_predict", False, "Whether to answer the test set.")
+    define_phase_flags(
+        "Whether to score the dev set.", "Whether to answer the test set."
+    )
     flags.DEFINE_bool(
         "do_export",
         False,
@@ -239,9 +256,6 @@ def define_finetuning_flags():
         "report",
         False,
         "Whether to write OUTPUT_DIR/report.html about the dev set.",
-    )
-    flags.DEFINE_integer(
-        "eval_batch_size", 8, "Rows per batch in evaluation.", lower_bound=1
     )
     flags.DEFINE_integer(
         "predict_batch_size", 8, "Rows per batch in prediction.", lower_bound=1
@@ -301,6 +315,96 @@ def define_all_finetuning_flags(max_seq_length=128):
     define_output_flags()
     define_optimizer_flags()
     define_finetuning_flags()
+
+
+def define_split_flags(data_dir_help):
+    """Where the rows to learn from, to score and to answer are."""
+    flags.DEFINE_string("data_dir", None, data_dir_help)
+    for split in SPLIT_FLAGS.values():
+        name = split.removesuffix("_file")
+        flags.DEFINE_string(
+            split, None, f"The {name} set, not the usual file of --data_dir."
+        )
+
+
+def find_split(split, names, endings):
+    """The path of "train", "eval" or "predict": as a flag says, or found.
+
+    In --data_dir the first of names x endings that exists. Raises ValueError
+    where there is none."""
+    flag = SPLIT_FLAGS[split]
+    if FLAGS[flag].value:
+        return FLAGS[flag].value
+    if not FLAGS.data_dir:
+        raise ValueError(
+            f"--do_{split} needs --data_dir or --{flag}. Give one."
+        )
+    if not os.path.isdir(FLAGS.data_dir):
+        raise ValueError(f"--data_dir={FLAGS.data_dir} is no directory.")
+    wanted = [name + ending for name in names for ending in endings]
+    for name in wanted:
+        path = os.path.join(FLAGS.data_dir, name)
+        if os.path.exists(path):
+            return path
+    raise ValueError(
+        f"--data_dir={FLAGS.data_dir} has no {', '.join(wanted[:2])} or "
+        f"{wanted[2]}. Name the file by --{flag}."
+    )
+
+
+def define_long_text_flags(windows_help):
+    """What is done to a text beyond --max_seq_length."""
+    flags.DEFINE_enum(
+        "long_text",
+        "truncate_tail",
+        LONG_TEXTS,
+        "What is done to a text beyond --max_seq_length: its tail, its head "
+        f"or its middle (head_tail) is cut, or it is {windows_help}.",
+    )
+    flags.DEFINE_integer(
+        "doc_stride",
+        None,
+        "With --long_text=windows, the step from one window to the next; by "
+        "default half a window.",
+        lower_bound=1,
+    )
+
+
+def define_masking_flags():
+    """Which tokens a masked language model guesses, and the second task."""
+    flags.DEFINE_integer(
+        "max_predictions_per_seq",
+        20,
+        "The most masked tokens of a sequence, about max_seq_length * "
+        "masked_lm_prob; the same for the data and the training.",
+        lower_bound=1,
+    )
+    flags.DEFINE_float(
+        "masked_lm_prob",
+        0.15,
+        "The share of masked tokens.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+    )
+    flags.DEFINE_bool(
+        "do_whole_word_mask",
+        False,
+        "Masks whole words instead of single pieces.",
+    )
+    flags.DEFINE_bool(
+        "draw_per_word",
+        False,
+        "With --do_whole_word_mask: one draw decides for all pieces of a word "
+        "between [MASK], random and unchanged; not given, each piece has its "
+        "own, as in the original.",
+    )
+    flags.DEFINE_enum(
+        "nsp",
+        "next",
+        ("next", "sop", "none"),
+        "The second task. next: does B follow A? sop: are A and B in order? "
+        "none: one segment, and no loss.",
+    )
 
 
 def _must_be_finite(name):

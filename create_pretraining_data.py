@@ -59,55 +59,31 @@ def define_flags():
         "Whether to lower-case the text: true for uncased models, false for "
         "cased ones.",
     )
-    flags.DEFINE_bool(
-        "do_whole_word_mask",
-        False,
-        "Whether to mask whole words instead of single pieces.",
-    )
     flags.DEFINE_integer(
         "max_seq_length", 128, "The longest sequence, in pieces."
-    )
-    flags.DEFINE_integer(
-        "max_predictions_per_seq",
-        20,
-        "The most masked tokens of a sequence. Take about "
-        "max_seq_length * masked_lm_prob.",
     )
     flags.DEFINE_integer("random_seed", 12345, "The seed of all draws.")
     flags.DEFINE_integer(
         "dupe_factor", 10, "How often the text is used, with other masks."
     )
-    flags.DEFINE_float("masked_lm_prob", 0.15, "The share of masked tokens.")
     flags.DEFINE_float(
         "short_seq_prob",
         0.1,
         "The share of documents cut into shorter sequences, as fine-tuning "
         "has them.",
     )
-    _define_masking_flags()
+    common_flags.define_masking_flags()
+    flags.adopt_module_key_flags(common_flags)
+    _define_new_masking_flags()
     _define_scale_flags()
 
 
-def _define_masking_flags():
-    flags.DEFINE_enum(
-        "nsp",
-        "next",
-        ("next", "sop", "none"),
-        "The second task. next: does B follow A? sop: are A and B in order? "
-        "none: one segment.",
-    )
+def _define_new_masking_flags():
     flags.DEFINE_integer(
         "max_ngram",
         1,
         "Masks spans of up to so many words (or pieces), n of them with "
         "weight 1/n; ALBERT takes 3.",
-    )
-    flags.DEFINE_bool(
-        "draw_per_word",
-        False,
-        "With --do_whole_word_mask: one draw decides for all pieces of a word "
-        "between [MASK], random and unchanged; not given, each piece has its "
-        "own, as in the original.",
     )
     flags.DEFINE_enum(
         "segmenter",

@@ -18,8 +18,6 @@ import text_files
 
 FLAGS = flags.FLAGS
 
-LONG_TEXTS = ("truncate_tail", "truncate_head", "head_tail", "windows")
-
 
 def define_flags():
     """The original's flags with its defaults, then those that are new."""
@@ -71,20 +69,7 @@ def _define_new_flags():
     flags.DEFINE_bool(
         "normalize", False, "With --pooling: vectors of length 1."
     )
-    flags.DEFINE_enum(
-        "long_text",
-        "truncate_tail",
-        LONG_TEXTS,
-        "What is done to a text beyond --max_seq_length: its tail, its head "
-        "or its middle (head_tail) is cut, or it is read in windows.",
-    )
-    flags.DEFINE_integer(
-        "doc_stride",
-        None,
-        "With --long_text=windows, the step from one window to the next; by "
-        "default half a window.",
-        lower_bound=1,
-    )
+    common_flags.define_long_text_flags("read in windows")
     flags.DEFINE_enum(
         "similarity",
         "none",

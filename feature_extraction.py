@@ -16,6 +16,7 @@ import common_flags
 import distribution
 import feature_vectors
 import modeling
+import runs
 import text_pairs
 import tokenization
 
@@ -45,35 +46,21 @@ class Extractor:
     Raises ValueError for whatever does not fit together."""
 
     def __init__(self, layers):
-        source = FLAGS.init_checkpoint
-        found_config, found_vocab = checkpoints.companion_files(source)
-        config_file = common_flags.given("bert_config_file") or found_config
-        vocab_file = common_flags.given("vocab_file") or found_vocab
-        for flag, path in (
-            ("bert_config_file", config_file),
-            ("vocab_file", vocab_file),
-        ):
-            if not path or not os.path.exists(path):
-                raise ValueError(
-                    f"--{flag}={path} does not exist."
-                    if path
-                    else f"--{flag} is not given, and there is no such file "
-                    f"beside {source}."
-                )
-        self.config = checkpoints.load_config(config_file)
+        self.files, _ = runs.find_model()
+        runs.require_file(self.files, "bert_config_file")
+        runs.require_file(self.files, "vocab_file")
+        self.config = checkpoints.load_config(self.files.config_file)
         self.layers = layers
-        self._check(config_file)
-        lower = tokenization.resolve_casing(
-            common_flags.given("do_lower_case"), source
+        self._check(self.files.config_file)
+        self.tokenizer = tokenization.FullTokenizer(
+            self.files.vocab_file, self.files.do_lower_case
         )
-        self.tokenizer = tokenization.FullTokenizer(vocab_file, lower)
         tokenization.check_vocab(
             self.tokenizer.vocab,
             self.config.vocab_size,
-            vocab_file,
+            self.files.vocab_file,
             needed=("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
         )
-        self._load(source)
 
     def _check(self, config_file):
         limit, count = (
@@ -95,23 +82,19 @@ class Extractor:
                 f"{count - 1}."
             )
 
-    def _load(self, source):
-        strategy = distribution.make_strategy(
-            FLAGS.distribution_strategy,
-            FLAGS.use_tpu,
-            FLAGS.tpu_name,
-            FLAGS.num_tpu_cores,
-        )
-        padded = FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
+    def load(self):
+        """Makes the model and loads --init_checkpoint."""
+        strategy = runs.make_strategy()
+        padded = runs.on_tpu()
         self._length = FLAGS.max_seq_length if padded else None
         with strategy.scope():
             model = modeling.BertModel(
                 self.config,
                 dtype=distribution.dtype_policy(FLAGS.precision),
-                padded=bool(padded),
+                padded=padded,
                 use_one_hot_embeddings=FLAGS.use_one_hot_embeddings,
             )
-        report = checkpoints.load_checkpoint(source, model)
+        report = checkpoints.load_checkpoint(self.files.checkpoint, model)
         logging.info("%s", report.summary())
         self._predictor = distribution.Predictor(
             Layers(model, self.layers), strategy, FLAGS.run_eagerly
@@ -211,6 +194,7 @@ def run(layers):
     extractor = Extractor(layers)
     pairs, texts = extractor.encode(FLAGS.input_file)
     others = extractor.encode(FLAGS.other_file) if FLAGS.other_file else None
+    extractor.load()
     directory = os.path.dirname(FLAGS.output_file)
     os.makedirs(directory or ".", exist_ok=True)
     if FLAGS.similarity != "none":

@@ -5,17 +5,13 @@ outputs -> scores and files -> SavedModel. `tasks.Task` says what differs from
 task to task; everything else is here, once. Flags: `common_flags.py`.
 """
 
-import hashlib
-import json
 import os
 import pathlib
-import shutil
 import statistics
 import tempfile
 
 import keras
 import numpy as np
-import tensorflow as tf
 import tqdm
 from absl import logging
 
@@ -26,13 +22,11 @@ import exporting
 import heads
 import input_pipeline
 import modeling
-import optimization
-import tasks
+import runs
 import tokenization
 import training
 
 FLAGS = common_flags.FLAGS
-RUN_FILE = "run.json"
 SPLITS = {"do_train": "train", "do_eval": "eval", "do_predict": "predict"}
 
 
@@ -75,67 +69,17 @@ def _run_seeds(task):
     return results
 
 
-# ------------------------------------------------------------- what is there
-
-
-def find_model(output_dir):
-    """Gives the tasks.ModelFiles of this run and its former run.json, or None.
-
-    Flags come first, then what lies beside --init_checkpoint, then what an
-    earlier run left in the output directory."""
-    former = read_run(output_dir)
-    source = FLAGS.init_checkpoint or None
-    if not source and not former and not FLAGS.bert_config_file:
-        raise ValueError(
-            f"There is no model: {output_dir} holds none. Give "
-            "--init_checkpoint, or --bert_config_file and --vocab_file to "
-            "train new weights."
-        )
-    config = common_flags.given("bert_config_file")
-    vocab = common_flags.given("vocab_file")
-    if source and not any(map(os.path.exists, (source, f"{source}.index"))):
-        raise ValueError(f"--init_checkpoint={source} does not exist.")
-    if source:
-        found_config, found_vocab = checkpoints.companion_files(source)
-        config, vocab = config or found_config, vocab or found_vocab
-    if former:
-        config = config or os.path.join(output_dir, "bert_config.json")
-        vocab = vocab or os.path.join(output_dir, "vocab.txt")
-    for flag, path in (("bert_config_file", config), ("vocab_file", vocab)):
-        if not path:
-            beside = f" beside {source}" if source else ""
-            raise ValueError(
-                f"--{flag} is not given, and there is no such file{beside}."
-            )
-        if not os.path.exists(path):
-            raise ValueError(f"--{flag}={path} does not exist.")
-    lower = common_flags.given("do_lower_case")
-    lower = tokenization.resolve_casing(
-        lower, source or (output_dir if former else os.path.dirname(vocab))
-    )
-    return tasks.ModelFiles(source, config, vocab, lower), former
-
-
-def read_run(output_dir):
-    """The run.json of an output directory, or None without one."""
-    path = os.path.join(output_dir, RUN_FILE)
-    return common_flags.read_json(path) if os.path.exists(path) else None
-
-
-def _digest(path):
-    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
-
-
 # ------------------------------------------------------------------ the trip
 
 
-class Voyage:
+class Voyage(runs.Run):
     """One run of one task in one output directory."""
 
     def __init__(self, task, output_dir, seed, rows=None):
-        self.task, self.output_dir, self.seed = task, output_dir, seed
+        super().__init__(output_dir, seed)
+        self.task = task
         task.directory = output_dir
-        self.files, self.former = find_model(output_dir)
+        self._check_files()
         self.config = checkpoints.load_config(self.files.config_file)
         task.tokenizer = tokenization.FullTokenizer(
             self.files.vocab_file, self.files.do_lower_case
@@ -157,7 +101,18 @@ class Voyage:
         self.sets, self.tables = rows or ({}, {})
         self._final = {}
         self.result = None
-        self.global_step = 0
+
+    def _check_files(self):
+        """Raises ValueError unless there is a model to begin with."""
+        source = self.files.checkpoint
+        if not (source or self.former or self.files.config_file):
+            raise ValueError(
+                f"There is no model: {self.output_dir} holds none. Give "
+                "--init_checkpoint, or --bert_config_file and --vocab_file to "
+                "train new weights."
+            )
+        runs.require_file(self.files, "bert_config_file")
+        runs.require_file(self.files, "vocab_file")
 
     def _recall(self, trained):
         """Tells the task what its run.json says."""
@@ -165,7 +120,7 @@ class Voyage:
             self.task.restore(trained["description"])
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{RUN_FILE} in the directory of "
+                f"{runs.RUN_FILE} in the directory of "
                 f"{self.output_dir if self.former else self.files.checkpoint} "
                 f"lacks {error}: it is not of this program or version. Choose "
                 "another directory."
@@ -178,7 +133,7 @@ class Voyage:
         if FLAGS.do_train or not self.files.checkpoint:
             return None
         path = checkpoints.find_checkpoint(self.files.checkpoint)
-        return read_run(os.path.dirname(path))
+        return runs.read_run(os.path.dirname(path))
 
     def _tile_positions(self):
         """Lengthens the table of positions where the task reads more."""
@@ -188,23 +143,6 @@ class Voyage:
             self.config = modeling.BertConfig.from_dict(
                 self.config.to_dict() | changed
             )
-
-    def _check_length(self):
-        limit = self.config.max_position_embeddings
-        if limit < FLAGS.max_seq_length:
-            raise ValueError(
-                f"--max_seq_length={FLAGS.max_seq_length} exceeds "
-                f"max_position_embeddings={limit} of "
-                f"{self.files.config_file}. Lower the flag, or see README "
-                '"Long documents".'
-            )
-
-    def run(self):
-        """Makes the trip, alone in its directory; see `_run`."""
-        try:
-            return self._run()
-        finally:
-            common_flags.release_directory(self.output_dir)
 
     def _run(self):
         """Reads, trains, scores, predicts, exports; gives the dev metrics.
@@ -221,15 +159,19 @@ class Voyage:
         self._check_checkpoint()
         if FLAGS.do_train:
             self._make_trainer()
-        common_flags.check_output_dir(self.output_dir)
-        if self.is_chief:  # the others share its directory
-            common_flags.hold_directory(self.output_dir)
-        self._write_run()
+        self._hold_directory()
+        if self.former:
+            self._warn_of_changes()
+        self._describe(self.output_dir)
         self._write_records()
         if FLAGS.do_train:
             self._train()
-        else:
-            self._load_trained()
+        elif not self._load_trained():
+            logging.warning(
+                "%s holds no trained checkpoint: the weights are those of "
+                "--init_checkpoint.",
+                self.output_dir,
+            )
         self._predictor.freeze()
         results = {}
         if FLAGS.do_eval and self.is_chief:
@@ -254,7 +196,7 @@ class Voyage:
                     raise
                 raise ValueError(
                     f"{error} The labels are those of {self.output_dir}/"
-                    f"{RUN_FILE}; for others choose another --output_dir."
+                    f"{runs.RUN_FILE}; for others choose another --output_dir."
                 ) from error
             for suffix, examples in sets.items():
                 if not examples:
@@ -295,10 +237,7 @@ class Voyage:
         return {
             "task": self.task.name,
             "description": self.task.describe(),
-            "do_lower_case": self.files.do_lower_case,
-            "hidden_size": self.config.hidden_size,
-            "num_hidden_layers": self.config.num_hidden_layers,
-            "vocab_sha256": _digest(self.files.vocab_file),
+            **self._model_description(),
         }
 
     def _check_directory(self):
@@ -310,15 +249,7 @@ class Voyage:
                     f"There is no model: {self.output_dir} holds no trained "
                     "checkpoint. Add --do_train or --init_checkpoint."
                 )
-            return
-        for key, ours in self._description().items():
-            theirs = self.former.get(key)
-            if theirs != ours:
-                raise ValueError(
-                    f"--output_dir={self.output_dir} belongs to another run: "
-                    f"its {key} is {_short(theirs)}, this one's is "
-                    f"{_short(ours)}. Choose another directory."
-                )
+        super()._check_directory()
 
     def _warn_of_changes(self):
         """Names the flags of training that differ from the run's first."""
@@ -336,33 +267,6 @@ class Voyage:
                     old,
                 )
 
-    def _write_run(self):
-        """Makes the output directory describe itself, once and whole."""
-        if self.former:
-            self._warn_of_changes()
-        if self.former or not self.is_chief:
-            return
-        run = self._description() | {
-            "seed": self.seed,
-            "flags": {
-                name: FLAGS[name].value for name in FLAGS if FLAGS[name].present
-            },
-            "versions": {
-                "tensorflow": tf.__version__,
-                "keras": keras.__version__,
-            },
-        }
-        directory = pathlib.Path(self.output_dir)
-        common_flags.write_whole(
-            directory / "bert_config.json", self.config.to_json_string()
-        )
-        temporary = directory / f"vocab.txt.{os.getpid()}.tmp"
-        shutil.copyfile(self.files.vocab_file, temporary)
-        os.replace(temporary, directory / "vocab.txt")
-        common_flags.write_whole(
-            directory / RUN_FILE, json.dumps(run, indent=1) + "\n"
-        )
-
     def _write_records(self):
         if not (FLAGS.write_records and self.is_chief):
             return
@@ -376,22 +280,8 @@ class Voyage:
 
     def _build(self):
         """Makes strategy and model, and loads --init_checkpoint."""
-        self.strategy = distribution.make_strategy(
-            FLAGS.distribution_strategy,
-            FLAGS.use_tpu,
-            FLAGS.tpu_name,
-            FLAGS.num_tpu_cores,
-        )
-        self.is_chief = distribution.is_chief(self.strategy)
-        if FLAGS.do_train:
-            distribution.per_replica_batch_size(
-                FLAGS.train_batch_size,
-                self.strategy,
-                FLAGS.gradient_accumulation_steps,
-            )
-        distribution.make_deterministic(self.seed)
-        padded = FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
-        padded = padded or self.task.padded
+        self._make_strategy()
+        padded = runs.on_tpu() or self.task.padded
         self._length = FLAGS.max_seq_length if padded else None
         policy = distribution.dtype_policy(FLAGS.precision)
         with self.strategy.scope():
@@ -401,8 +291,6 @@ class Voyage:
             encoder.make_layout = self.task.make_layout()
             head = self.task.head(self.config, encoder.dtype_policy, padded)
             self.model = heads.TaskModel(encoder, head)
-        if FLAGS.run_eagerly:
-            tf.config.run_functions_eagerly(True)
         self._predictor = distribution.Predictor(
             self.model, self.strategy, FLAGS.run_eagerly
         )
@@ -412,11 +300,7 @@ class Voyage:
             self._load_initial(self.files.checkpoint)
         elif FLAGS.do_train and not self.former:
             logging.warning("No --init_checkpoint: training from new weights.")
-        newest = tf.train.latest_checkpoint(self.output_dir)
-        if newest and not self.former:
-            # Of the original, or of a run that lost its run.json: better
-            # refused now than when the training begins.
-            checkpoints.restore_checkpoint(newest, self.model)
+        self._check_stray_checkpoint()
 
     def _load_initial(self, path):
         """Loads --init_checkpoint, with its positions tiled if need be."""
@@ -430,21 +314,6 @@ class Voyage:
             longer = os.path.join(directory, "model.ckpt")
             checkpoints.tile_positions(path, longer, wanted)
             checkpoints.load_checkpoint(longer, self.model)
-
-    def _load_trained(self):
-        """Loads the best or newest checkpoint of the output directory."""
-        directory = pathlib.Path(self.output_dir)
-        prefix = tf.train.latest_checkpoint(str(directory / "best"))
-        prefix = prefix or tf.train.latest_checkpoint(str(directory))
-        if prefix is None:
-            logging.warning(
-                "%s holds no trained checkpoint: the weights are those of "
-                "--init_checkpoint.",
-                self.output_dir,
-            )
-            return
-        self.global_step = checkpoints.restore_checkpoint(prefix, self.model)
-        logging.info("Loaded %s", prefix)
 
     # ---- training
 
@@ -475,62 +344,21 @@ class Voyage:
         dataset_fn = input_pipeline.training_batches(
             table, batch, self.steps, self.seed, self._length
         )
-        result = self._trainer.train(
-            dataset_fn, self._dev_scores if self._evaluates else None
+        self.result = self._train_with(
+            self._task_trainer, dataset_fn, self._dev_scores
         )
-        self.result, self.global_step = result, result.global_step
-        if self._evaluates and result.best_checkpoint:
-            self.global_step = checkpoints.restore_checkpoint(
-                result.best_checkpoint, self.model
-            )
-            logging.info("Going on with the best: %s", result.best_checkpoint)
 
     def _make_trainer(self):
-        wanted = FLAGS.eval_steps or FLAGS.early_stopping_patience
-        self._evaluates = bool(wanted or FLAGS.best_metric)
         warmup = FLAGS.num_warmup_steps
         if warmup is None:
             warmup = int(self.steps * FLAGS.warmup_proportion)
         _warn_of_warmup(warmup, self.steps)
-        layers = self.config.num_hidden_layers
-        freeze = FLAGS.freeze_layers
-        with self.strategy.scope():
-            optimizer = optimization.create_optimizer(
-                FLAGS.learning_rate,
-                self.steps,
-                warmup,
-                optimizer=FLAGS.optimizer,
-                schedule=FLAGS.schedule,
-                warmup_schedule=FLAGS.warmup_schedule,
-                layer_decay=FLAGS.layer_decay,
-                freeze_layers=None if freeze == 0 else max(freeze, 0),
-                num_hidden_layers=layers,
-                learning_rate_multipliers=self.task.learning_rate_multipliers,
-                original_embedding_clip=FLAGS.original_embedding_clip,
-            )
-        on_tpu = self._length is not None
-        self._trainer = training.Trainer(
-            self.model,
-            optimizer,
-            self.strategy,
-            self.output_dir,
+        self._task_trainer = self._trainer(
             self.steps,
-            FLAGS.train_batch_size,
-            seed=self.seed,
-            accumulation_steps=FLAGS.gradient_accumulation_steps,
-            save_checkpoints_steps=FLAGS.save_checkpoints_steps,
-            steps_per_loop=FLAGS.iterations_per_loop if on_tpu else 10,
-            log_steps=FLAGS.log_steps,
-            run_eagerly=FLAGS.run_eagerly,
-            tensorboard=FLAGS.tensorboard,
-            eval_steps=FLAGS.eval_steps,
-            steps_per_epoch=max(
-                1, len(self.tables["train"]) // FLAGS.train_batch_size
-            ),
-            best_metric=(FLAGS.best_metric or self.task.best_metric)
-            if self._evaluates
-            else None,
-            early_stopping_patience=FLAGS.early_stopping_patience,
+            warmup,
+            len(self.tables["train"]),
+            self.task.best_metric,
+            self.task.learning_rate_multipliers,
         )
 
     # ---- scores and answers
@@ -612,11 +440,7 @@ class Voyage:
             if FLAGS.report:
                 written.append(self._report(examples, outputs, suffix, found))
         results["global_step"] = self.global_step
-        lines = [f"{key} = {results[key]}\n" for key in sorted(results)]
-        path = os.path.join(self.output_dir, "eval_results.txt")
-        common_flags.write_whole(path, "".join(lines))
-        logging.info("***** Eval results *****\n%s", "".join(lines))
-        _log_written([path, *written])
+        _log_written([self._write_results(results), *written])
         return results
 
     def _report(self, examples, outputs, suffix, scores):
@@ -671,8 +495,3 @@ def _warn_of_warmup(warmup, steps):
 def _log_written(paths):
     for path in paths:
         logging.info("Wrote %s", path)
-
-
-def _short(value):
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) < 120 else text[:117] + "..."

@@ -162,6 +162,23 @@ class EpochOrder:
         return np.concatenate(taken)
 
 
+def replica_slices(batch_size, context=None):
+    """The slices of a global batch that the replicas of this worker get.
+
+    `context` is the tf.distribute.InputContext, None for one device."""
+    workers, worker, replicas = 1, 0, 1
+    if context is not None:
+        workers = context.num_input_pipelines
+        worker = context.input_pipeline_id
+        replicas = context.num_replicas_in_sync // workers
+    share = batch_size // (workers * replicas)
+    first = worker * replicas * share
+    return [
+        slice(start, start + share)
+        for start in range(first, first + replicas * share, share)
+    ]
+
+
 def training_batches(table, batch_size, num_steps, seed, length=None):
     """Gives dataset_fn(first_step, input_context) for training.training_loop.
 
@@ -170,23 +187,18 @@ def training_batches(table, batch_size, num_steps, seed, length=None):
     `length` fixes L, as TPUs need it."""
 
     def dataset_fn(first_step, context=None):
-        workers, worker, replicas = 1, 0, 1
-        if context is not None:
-            workers = context.num_input_pipelines
-            worker = context.input_pipeline_id
-            replicas = context.num_replicas_in_sync // workers
-        share = batch_size // (workers * replicas)
+        parts = replica_slices(batch_size, context)
+        size = parts[0].stop - parts[0].start
 
         def generate():
             order = EpochOrder(len(table), seed)
             for step in range(first_step, num_steps):
                 rows = order.take(step * batch_size, batch_size)
-                for replica in range(replicas):
-                    first = (worker * replicas + replica) * share
-                    yield table.batch(rows[first : first + share], length)
+                for part in parts:
+                    yield table.batch(rows[part], length)
 
         dataset = tf.data.Dataset.from_generator(
-            generate, output_signature=table.signature(share, length)
+            generate, output_signature=table.signature(size, length)
         )
         return dataset.prefetch(4)
 

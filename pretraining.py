@@ -5,13 +5,8 @@ scores, or filled masks. What it leaves in the output directory is a model that
 the fine-tuning scripts take as --init_checkpoint.
 """
 
-import hashlib
-import json
 import os
-import pathlib
-import shutil
 
-import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -23,13 +18,11 @@ import dynamic_masking
 import heads
 import mask_filling
 import modeling
-import optimization
 import record_pipeline
 import records
-import tasks
+import runs
 import text_pairs
 import tokenization
-import training
 
 FLAGS = common_flags.FLAGS
 TASK = "pretraining"
@@ -48,36 +41,6 @@ def run():
 # ------------------------------------------------------------------ what for
 
 
-def find_model(output_dir):
-    """Gives the tasks.ModelFiles of this run and its former run.json.
-
-    Flags come first, then what lies beside --init_checkpoint, then what an
-    earlier run left in the output directory. vocab_file is None where there
-    is none: only --do_predict and --dynamic_masking need it."""
-    former_file = os.path.join(output_dir, "run.json")
-    former = None
-    if os.path.exists(former_file):
-        former = common_flags.read_json(former_file)
-    source = FLAGS.init_checkpoint
-    config = common_flags.given("bert_config_file")
-    vocab = common_flags.given("vocab_file")
-    if source:
-        found_config, found_vocab = checkpoints.companion_files(source)
-        config, vocab = config or found_config, vocab or found_vocab
-    if former:
-        config = config or os.path.join(output_dir, "bert_config.json")
-        own = os.path.join(output_dir, "vocab.txt")
-        vocab = vocab or (own if os.path.exists(own) else None)
-    for flag, path in (("bert_config_file", config), ("vocab_file", vocab)):
-        if path and not os.path.exists(path):
-            raise ValueError(f"--{flag}={path} does not exist.")
-    lower = common_flags.given("do_lower_case")
-    if vocab:
-        place = source or (output_dir if former else os.path.dirname(vocab))
-        lower = tokenization.resolve_casing(lower, place)
-    return tasks.ModelFiles(source, config, vocab, lower), former
-
-
 def _config_of(files, vocab):
     """The BertConfig of a file, or of --model_preset and the vocabulary."""
     if FLAGS.model_preset and not common_flags.given("bert_config_file"):
@@ -87,24 +50,20 @@ def _config_of(files, vocab):
             )
         size = max(vocab.values()) + 1
         return modeling.BertConfig.from_preset(FLAGS.model_preset, size)
-    if not files.config_file:
-        beside = f" beside {files.checkpoint}" if files.checkpoint else ""
-        raise ValueError(
-            "--bert_config_file is not given, and there is no such file"
-            f"{beside}. Name one, or a size by --model_preset."
-        )
+    runs.require_file(
+        files, "bert_config_file", " Name one, or a size by --model_preset."
+    )
     return checkpoints.load_config(files.config_file)
 
 
 # ------------------------------------------------------------------ the run
 
 
-class PretrainingRun:
+class PretrainingRun(runs.Run):
     """One run in one output directory, as the flags say."""
 
     def __init__(self):
-        self.output_dir = FLAGS.output_dir
-        self.files, self.former = find_model(self.output_dir)
+        super().__init__(FLAGS.output_dir, FLAGS.seed)
         self.tokenizer = None
         if self.files.vocab_file:
             # [MASK] in a text that is to be filled stays a piece of its own.
@@ -119,19 +78,7 @@ class PretrainingRun:
             )
         self._check_length()
         self._check_vocab_is_there()
-        self.global_step = 0
-        padded = FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
-        self._padded = bool(padded)
-
-    def _check_length(self):
-        limit = self.config.max_position_embeddings
-        if limit < FLAGS.max_seq_length:
-            raise ValueError(
-                f"--max_seq_length={FLAGS.max_seq_length} exceeds "
-                f"max_position_embeddings={limit} of "
-                f"{self.files.config_file or FLAGS.model_preset}. Lower the "
-                "flag, or take a config with more positions."
-            )
+        self._padded = runs.on_tpu()
 
     def _check_vocab_is_there(self):
         for flag in ("do_predict", "dynamic_masking"):
@@ -141,29 +88,22 @@ class PretrainingRun:
                     "model."
                 )
 
-    def run(self):
-        """Trains, scores, fills masks; gives the metrics of --do_eval."""
-        try:
-            return self._run()
-        finally:
-            common_flags.release_directory(self.output_dir)
-
     def _run(self):
+        """Trains, scores, fills masks; gives the metrics of --do_eval."""
         self._read()
         self._check_directory()
         if FLAGS.do_train:
             self._plan()
         common_flags.check_output_dir(self.output_dir)
         self._build()
-        if self.is_chief:  # the others share its directory
-            common_flags.hold_directory(self.output_dir)
+        self._hold_directory()
         self._load_initial()
         results = {}
         if FLAGS.do_train:
-            self._describe(pathlib.Path(self.output_dir))
+            self._describe(self.output_dir)
             self._train()
-        else:
-            self._load_trained()
+        elif not self._load_trained():
+            self._check_initial()
         if FLAGS.do_eval and self.is_chief:
             results = self._evaluate()
         if FLAGS.do_predict and self.is_chief:
@@ -184,7 +124,7 @@ class PretrainingRun:
         others = ",".join(FLAGS.eval_input_file or [])
         if FLAGS.do_train:
             self.train_files = self._open(patterns)
-        if FLAGS.do_eval or self._wants_evaluation():
+        if FLAGS.do_eval or self._evaluates:
             same = self.train_files is not None and not others
             self.eval_files = self.train_files if same else None
             self.eval_files = self.eval_files or self._open(others or patterns)
@@ -225,65 +165,17 @@ class PretrainingRun:
     # ---- the output directory
 
     def _description(self):
-        digest = None
-        if self.files.vocab_file:
-            content = pathlib.Path(self.files.vocab_file).read_bytes()
-            digest = hashlib.sha256(content).hexdigest()
         return {
             "task": TASK,
             "description": {"nsp": FLAGS.nsp},
-            "do_lower_case": self.files.do_lower_case,
-            "hidden_size": self.config.hidden_size,
-            "num_hidden_layers": self.config.num_hidden_layers,
-            "vocab_sha256": digest,
+            **self._model_description(),
         }
-
-    def _check_directory(self):
-        """Raises ValueError where the directory is another run's."""
-        for key, ours in self._description().items():
-            theirs = (self.former or {}).get(key)
-            if None not in (ours, theirs) and theirs != ours:
-                raise ValueError(
-                    f"--output_dir={self.output_dir} belongs to another run: "
-                    f"its {key} is {json.dumps(theirs)}, this one's is "
-                    f"{json.dumps(ours)}. Choose another directory."
-                )
-
-    def _describe(self, directory):
-        """Writes run.json, config and vocabulary beside a checkpoint."""
-        if not self.is_chief or (directory / "run.json").exists():
-            return
-        run = self._description() | {
-            "seed": FLAGS.seed,
-            "flags": {
-                name: FLAGS[name].value for name in FLAGS if FLAGS[name].present
-            },
-            "versions": {
-                "tensorflow": tf.__version__,
-                "keras": keras.__version__,
-            },
-        }
-        config = self.config.to_json_string()
-        common_flags.write_whole(directory / "bert_config.json", config)
-        if self.files.vocab_file:
-            temporary = directory / f"vocab.txt.{os.getpid()}.tmp"
-            shutil.copyfile(self.files.vocab_file, temporary)
-            os.replace(temporary, directory / "vocab.txt")
-        text = json.dumps(run, indent=1) + "\n"
-        common_flags.write_whole(directory / "run.json", text)
 
     # ---- the model
 
     def _build(self):
         """Makes strategy and model."""
-        self.strategy = distribution.make_strategy(
-            FLAGS.distribution_strategy,
-            FLAGS.use_tpu,
-            FLAGS.tpu_name,
-            FLAGS.num_tpu_cores,
-        )
-        self.is_chief = distribution.is_chief(self.strategy)
-        distribution.make_deterministic(FLAGS.seed)
+        self._make_strategy()
         with self.strategy.scope():
             encoder = modeling.BertModel(
                 self.config,
@@ -298,8 +190,6 @@ class PretrainingRun:
                 next_sentence=FLAGS.nsp != "none",
             )
             self.model = heads.TaskModel(encoder, head)
-        if FLAGS.run_eagerly:
-            tf.config.run_functions_eagerly(True)
         self._scorer = distribution.Predictor(
             RowScores(self.model), self.strategy, FLAGS.run_eagerly
         )
@@ -316,31 +206,17 @@ class PretrainingRun:
             self._head_is_there = not fresh
         elif FLAGS.do_train and not self.former:
             logging.info("No --init_checkpoint: training from new weights.")
-        newest = tf.train.latest_checkpoint(self.output_dir)
-        if newest and FLAGS.do_train and not self.former:
-            # Of the original, or of a run that lost its run.json: better
-            # refused now than when the directory is described anew.
-            checkpoints.restore_checkpoint(newest, self.model)
+        if FLAGS.do_train:
+            self._check_stray_checkpoint()
 
-    def _load_trained(self):
-        """Loads the best or newest checkpoint of the output directory.
-
-        Raises ValueError where neither it nor --init_checkpoint gives a
-        masked-LM head."""
-        directory = pathlib.Path(self.output_dir)
-        prefix = tf.train.latest_checkpoint(str(directory / "best"))
-        prefix = prefix or tf.train.latest_checkpoint(str(directory))
-        if prefix:
-            self.global_step = checkpoints.restore_checkpoint(
-                prefix, self.model
-            )
-            logging.info("Going on with %s", prefix)
-        elif not self.files.checkpoint:
+    def _check_initial(self):
+        """Raises ValueError unless --init_checkpoint gives a masked-LM head."""
+        if not self.files.checkpoint:
             raise ValueError(
                 f"There is no model: {self.output_dir} holds no trained "
                 "checkpoint. Add --do_train or --init_checkpoint."
             )
-        elif not self._head_is_there:
+        if not self._head_is_there:
             raise ValueError(
                 f"{self.files.checkpoint}: has no masked-LM head ({HEAD}...), "
                 "so it cannot predict pieces. Take a pre-trained checkpoint, "
@@ -391,15 +267,14 @@ class PretrainingRun:
             )
         self._steps, self._warmup = steps, warmup
 
-    def _wants_evaluation(self):
-        return FLAGS.do_train and bool(
-            FLAGS.eval_steps
-            or FLAGS.early_stopping_patience
-            or FLAGS.best_metric
-        )
-
     def _train(self):
-        trainer = self._trainer()
+        trainer = self._trainer(
+            self._steps,
+            self._warmup,
+            len(self.train_files),
+            best_metric="loss",
+            tokens_per_example=self.train_files.mean_tokens,
+        )
         dataset_fn = record_pipeline.training_batches(
             self.train_files,
             self._parser(),
@@ -407,54 +282,8 @@ class PretrainingRun:
             self._steps,
             FLAGS.seed,
         )
-        evaluate = self._scores if self._wants_evaluation() else None
         with self._explaining(self.train_files, self.eval_files):
-            result = trainer.train(dataset_fn, evaluate)
-        self.global_step = result.global_step
-        if evaluate is not None and result.best_checkpoint:
-            best = result.best_checkpoint
-            self._describe(pathlib.Path(best).parent)
-            self.global_step = checkpoints.restore_checkpoint(best, self.model)
-            logging.info("Going on with the best: %s", best)
-
-    def _trainer(self):
-        layers, freeze = self.config.num_hidden_layers, FLAGS.freeze_layers
-        with self.strategy.scope():
-            optimizer = optimization.create_optimizer(
-                FLAGS.learning_rate,
-                self._steps,
-                self._warmup,
-                optimizer=FLAGS.optimizer,
-                schedule=FLAGS.schedule,
-                warmup_schedule=FLAGS.warmup_schedule,
-                layer_decay=FLAGS.layer_decay,
-                freeze_layers=None if freeze == 0 else max(freeze, 0),
-                num_hidden_layers=layers,
-                original_embedding_clip=FLAGS.original_embedding_clip,
-            )
-        wants = self._wants_evaluation()
-        return training.Trainer(
-            self.model,
-            optimizer,
-            self.strategy,
-            self.output_dir,
-            self._steps,
-            FLAGS.train_batch_size,
-            seed=FLAGS.seed,
-            accumulation_steps=FLAGS.gradient_accumulation_steps,
-            save_checkpoints_steps=FLAGS.save_checkpoints_steps,
-            steps_per_loop=FLAGS.iterations_per_loop if self._padded else 10,
-            log_steps=FLAGS.log_steps,
-            run_eagerly=FLAGS.run_eagerly,
-            tensorboard=FLAGS.tensorboard,
-            eval_steps=FLAGS.eval_steps,
-            steps_per_epoch=max(
-                1, len(self.train_files) // FLAGS.train_batch_size
-            ),
-            best_metric=(FLAGS.best_metric or "loss") if wants else None,
-            early_stopping_patience=FLAGS.early_stopping_patience,
-            tokens_per_example=self.train_files.mean_tokens,
-        )
+            self._train_with(trainer, dataset_fn, self._scores)
 
     def _explaining(self, *files):
         """Says which record it was that a pipeline or a graph died of."""
@@ -487,11 +316,7 @@ class PretrainingRun:
         with self._explaining(self.eval_files):
             results = self._scores()
         results["global_step"] = self.global_step
-        lines = [f"{key} = {results[key]}\n" for key in sorted(results)]
-        path = os.path.join(self.output_dir, "eval_results.txt")
-        common_flags.write_whole(path, "".join(lines))
-        logging.info("***** Eval results *****\n%s", "".join(lines))
-        logging.info("Wrote %s", path)
+        logging.info("Wrote %s", self._write_results(results))
         return results
 
     def _predict(self):

@@ -33,6 +33,7 @@ from classification_data import (
     NliProcessor,
     TableProcessor,
 )
+from common_flags import LONG_TEXTS
 from own_data import TsvProcessor
 from text_files import located, read_lines
 from text_files import whole_file as _whole_file
@@ -77,9 +78,6 @@ class InputFeatures:
         self.segment_ids = segment_ids
         self.label_id = label_id
         self.is_real_example = is_real_example
-
-
-LONG_TEXTS = ("truncate_tail", "truncate_head", "head_tail", "windows")
 
 
 def truncated_lengths(length_a, length_b, room):

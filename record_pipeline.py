@@ -16,6 +16,7 @@ import struct
 import numpy as np
 import tensorflow as tf
 
+import input_pipeline
 import records
 
 BLOCK_RECORDS = 10_000  # shuffled at a time
@@ -306,23 +307,18 @@ def training_batches(files, parse, batch_size, num_steps, seed):
     Every worker reads all records and takes its own share of each batch."""
 
     def dataset_fn(first_step, context=None):
-        workers, worker, replicas = 1, 0, 1
-        if context is not None:
-            workers = context.num_input_pipelines
-            worker = context.input_pipeline_id
-            replicas = context.num_replicas_in_sync // workers
-        share = batch_size // (workers * replicas)
+        parts = input_pipeline.replica_slices(batch_size, context)
 
         def generate():
             with files.noting_errors():
                 stream = files.shuffled(seed, first_step * batch_size)
                 for _ in range(first_step, num_steps):
                     batch = list(itertools.islice(stream, batch_size))
-                    for replica in range(replicas):
-                        first = (worker * replicas + replica) * share
-                        yield _columns(batch[first : first + share])
+                    for part in parts:
+                        yield _columns(batch[part])
 
-        return _dataset(generate, share, parse)
+        size = parts[0].stop - parts[0].start
+        return _dataset(generate, size, parse)
 
     return dataset_fn
 

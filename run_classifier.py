@@ -61,7 +61,6 @@ RECALLED_FLAGS = (
     "max_seq_length",
     "threshold",
 )
-LONG_TEXTS = processors.LONG_TEXTS
 THRESHOLDS = "thresholds.json"
 # What --best_metric may name, higher is better but for the losses.
 METRICS = {
@@ -74,7 +73,7 @@ def define_flags():
     """The flags of this script."""
     common_flags.define_all_finetuning_flags()
     text = flags.DEFINE_string
-    text("data_dir", None, "Where the task's files are.")
+    common_flags.define_split_flags("Where the task's files are.")
     text(
         "task_name",
         None,
@@ -102,8 +101,6 @@ def define_flags():
 def _define_reader_flags():
     """What stands where in the files, and how a text is read."""
     text, switch = flags.DEFINE_string, flags.DEFINE_bool
-    for split in ("train", "dev", "test"):
-        text(f"{split}_file", None, f"The {split} set, not the usual file.")
     text("label_column", None, "Name or number (from 0) of the label column.")
     text("text_a_column", None, "The same of the text, or first text.")
     text("text_b_column", None, "The same of the second text.")
@@ -123,20 +120,8 @@ def _define_reader_flags():
         "What stands for the text: BERT's pooled [CLS], or the mean or "
         "maximum over its tokens.",
     )
-    flags.DEFINE_enum(
-        "long_text",
-        "truncate_tail",
-        LONG_TEXTS,
-        "What is done to a text beyond --max_seq_length: its tail or its "
-        "head is cut, or its middle (head_tail), or it is read in windows "
-        "whose logits are averaged.",
-    )
-    flags.DEFINE_integer(
-        "doc_stride",
-        None,
-        "With --long_text=windows, the step from one window to the next; "
-        "by default half a window.",
-        lower_bound=1,
+    common_flags.define_long_text_flags(
+        "read in windows whose logits are averaged"
     )
 
 

@@ -28,21 +28,15 @@ FILE_NAMES = {
     "eval": ("dev", "val", "valid", "hellaswag_val", "dev_few_all"),
     "predict": ("test", "hellaswag_test", "test_public"),
 }
-FILE_FLAGS = {"train": "train_file", "eval": "dev_file", "predict": "test_file"}
 
 
 def define_flags():
     """The flags of this script."""
     common_flags.define_all_finetuning_flags()
-    text = flags.DEFINE_string
-    text(
-        "data_dir",
-        None,
+    common_flags.define_split_flags(
         "Where train, dev and test are: .jsonl, .json or .csv files, or of "
-        "RACE the directories with its .txt files.",
+        "RACE the directories with its .txt files."
     )
-    for split in ("train", "dev", "test"):
-        text(f"{split}_file", None, f"The {split} set, not the usual file.")
 
 
 class ChoiceTask(tasks.Task):
@@ -76,31 +70,11 @@ class ChoiceTask(tasks.Task):
 
     # ---- rows
 
-    def path(self, split):
-        """The file of a split. Raises ValueError where there is none."""
-        flag = FILE_FLAGS[split]
-        if FLAGS[flag].value:
-            return FLAGS[flag].value
-        if not FLAGS.data_dir:
-            raise ValueError(
-                f"--do_{split} needs --data_dir or --{flag}. Give one."
-            )
-        if not os.path.isdir(FLAGS.data_dir):
-            raise ValueError(f"--data_dir={FLAGS.data_dir} is no directory.")
-        names = [f"{n}{end}" for n in FILE_NAMES[split] for end in ENDINGS]
-        for name in names:
-            path = os.path.join(FLAGS.data_dir, name)
-            if os.path.exists(path):
-                return path
-        raise ValueError(
-            f"--data_dir={FLAGS.data_dir} has no {names[0]}, {names[1]} or "
-            f"{names[2]}. Name the file by --{flag}."
-        )
-
     def examples(self, split):
         """Reads a split. Sets may differ in the number of choices."""
         examples = choice_data.read_choices(
-            self.path(split), labelled=split != "predict"
+            common_flags.find_split(split, FILE_NAMES[split], ENDINGS),
+            labelled=split != "predict",
         )
         self.group = max(self.group, *(len(e.endings) for e in examples))
         if self.described is None:

@@ -33,7 +33,6 @@ FILE_NAMES = {
     "eval": ("dev", "valid", "val"),
     "predict": ("test",),
 }
-FILE_FLAGS = {"train": "train_file", "eval": "dev_file", "predict": "test_file"}
 LOST_TAG = "O"  # of words without pieces
 # What prediction and export take from the run that trained the model.
 RECALLED = (
@@ -49,14 +48,10 @@ RECALLED = (
 def define_flags():
     """The flags of this script."""
     common_flags.define_all_finetuning_flags()
-    text = flags.DEFINE_string
-    text(
-        "data_dir",
-        None,
-        "Where train.txt, dev.txt and test.txt are (or .jsonl).",
+    common_flags.define_split_flags(
+        "Where train.txt, dev.txt and test.txt are (or .jsonl)."
     )
-    for split in ("train", "dev", "test"):
-        text(f"{split}_file", None, f"The {split} set, not the usual file.")
+    text = flags.DEFINE_string
     text(
         "token_column",
         "0",
@@ -169,31 +164,10 @@ class LabellingTask(tasks.Task):
 
     # ---- rows
 
-    def path(self, split):
-        """The file of a split. Raises ValueError where there is none."""
-        flag = FILE_FLAGS[split]
-        if FLAGS[flag].value:
-            return FLAGS[flag].value
-        if not FLAGS.data_dir:
-            raise ValueError(
-                f"--do_{split} needs --data_dir or --{flag}. Give one."
-            )
-        if not os.path.isdir(FLAGS.data_dir):
-            raise ValueError(f"--data_dir={FLAGS.data_dir} is no directory.")
-        names = [f"{n}{end}" for n in FILE_NAMES[split] for end in ENDINGS]
-        for name in names:
-            path = os.path.join(FLAGS.data_dir, name)
-            if os.path.exists(path):
-                return path
-        raise ValueError(
-            f"--data_dir={FLAGS.data_dir} has no {names[0]} or "
-            f"{names[1]}. Name the file by --{flag}."
-        )
-
     def examples(self, split):
         """Reads a split; the first one read settles labels and scheme."""
         found = labelling_data.read_labelled_file(
-            self.path(split),
+            common_flags.find_split(split, FILE_NAMES[split], ENDINGS),
             column(FLAGS.token_column),
             column(FLAGS.tag_column),
             labelled=split != "predict",

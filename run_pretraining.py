@@ -35,17 +35,12 @@ def define_flags():
         "The TFRecord files: names or patterns, separated by commas; .gz is "
         "unpacked.",
     )
-    flags.DEFINE_integer(
-        "max_predictions_per_seq",
-        20,
-        "The most masked tokens of a sequence, as the data was made.",
-        lower_bound=1,
+    common_flags.define_phase_flags(
+        "Whether to score the records.",
+        "Whether to fill the [MASK]s of --predict_file into "
+        "OUTPUT_DIR/predictions.jsonl.",
     )
-    flags.DEFINE_bool("do_train", False, "Whether to train.")
-    flags.DEFINE_bool("do_eval", False, "Whether to score the records.")
-    flags.DEFINE_integer(
-        "eval_batch_size", 8, "Records per batch in evaluation.", lower_bound=1
-    )
+    common_flags.define_masking_flags()
     flags.DEFINE_integer(
         "num_train_steps", 100000, "Training steps.", lower_bound=1
     )
@@ -83,45 +78,12 @@ def _define_new_flags():
         "The size of a new model instead of --bert_config_file: bert_base, "
         "bert_large, or bert_L-2_H-128 and the like.",
     )
-    flags.DEFINE_enum(
-        "nsp",
-        "next",
-        ("next", "sop", "none"),
-        "The second task of the data. none: its loss is left out.",
-    )
     flags.DEFINE_bool(
         "dynamic_masking",
         False,
         "Draws the masks anew in every epoch, from records written with "
-        "--unmasked.",
-    )
-    flags.DEFINE_float(
-        "masked_lm_prob",
-        0.15,
-        "With --dynamic_masking: the share of masked tokens.",
-        lower_bound=0.0,
-        upper_bound=1.0,
-    )
-    flags.DEFINE_bool(
-        "do_whole_word_mask",
-        False,
-        "With --dynamic_masking: masks whole words instead of single pieces.",
-    )
-    flags.DEFINE_bool(
-        "draw_per_word",
-        False,
-        "With --dynamic_masking: one draw decides for all pieces of a word "
-        "between [MASK], random and unchanged.",
-    )
-    _define_prediction_flags()
-
-
-def _define_prediction_flags():
-    flags.DEFINE_bool(
-        "do_predict",
-        False,
-        "Whether to fill the [MASK]s of --predict_file into "
-        "OUTPUT_DIR/predictions.jsonl.",
+        "--unmasked, as --masked_lm_prob, --do_whole_word_mask and "
+        "--draw_per_word say.",
     )
     flags.DEFINE_string(
         "predict_file",

@@ -93,18 +93,40 @@ def make_optimizer(model, flags, num_steps):
     return optimizer, schedule
 
 
-def train_step(model, batch, optimizer, schedule, flags):
-    """One update; gives the loss."""
+def train_step(model, parts, optimizer, schedule, flags):
+    """One update from the parts of a batch; gives the last part's loss.
+
+    Each part's mean loss weighs as many rows (words, with --mode=tag) as it
+    has, so the gradient is that of the whole batch."""
     import torch
 
-    with autocast(flags):
-        loss = model(**batch).loss
-    loss.backward()
+    sizes = [number_of_targets(part) for part in parts]
+    for part, size in zip(parts, sizes, strict=True):
+        with autocast(flags):
+            loss = model(**part).loss
+        (loss * (size / sum(sizes)) if len(parts) > 1 else loss).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     schedule.step()
     optimizer.zero_grad()
     return loss
+
+
+def number_of_targets(batch):
+    """How many terms the mean loss of a batch has."""
+    if "labels" not in batch:
+        return len(batch["input_ids"])
+    labels = batch["labels"]
+    if labels.is_floating_point():
+        return len(labels)
+    return int((labels != NO_LABEL).sum())
+
+
+def in_parts(features, number):
+    """A batch as `number` batches of like lengths."""
+    by_length = sorted(features, key=lambda f: len(f["input_ids"]))
+    size = math.ceil(len(by_length) / number)
+    return [by_length[i : i + size] for i in range(0, len(by_length), size)]
 
 
 def train(model, features, collate, seed, flags):
@@ -124,7 +146,8 @@ def train(model, features, collate, seed, flags):
                 if step == last:
                     break
                 chosen = [features[i] for i in places[start : start + size]]
-                train_step(model, collate(chosen), optimizer, schedule, flags)
+                parts = map(collate, in_parts(chosen, flags.parts))
+                train_step(model, [*parts], optimizer, schedule, flags)
                 step, rows = step + 1, rows + len(chosen)
     return rows, clock
 
@@ -549,12 +572,12 @@ def pretrain(seed, flags):
     batches = list(pretraining_batches(flags))
     steps = flags.max_steps or 20
     optimizer, schedule = make_optimizer(model, flags, steps + 1)
-    train_step(model, batches[0], optimizer, schedule, flags)
+    train_step(model, [batches[0]], optimizer, schedule, flags)
     losses, rows = [], 0
     with Clock() as clock:
         for step in range(steps):
             batch = batches[step % len(batches)]
-            loss = train_step(model, batch, optimizer, schedule, flags)
+            loss = train_step(model, [batch], optimizer, schedule, flags)
             losses.append(float(loss.detach()))
             rows += len(batch["input_ids"])
     scores = {"score_name": "loss", "score": losses[-1]}
@@ -605,6 +628,7 @@ def flag_parser():
     add("--predict_batch_size", type=int, default=32)
     add("--max_seq_length", type=int, default=128)
     add("--max_steps", type=int, default=0, help="stop early (a trial)")
+    add("--parts", type=int, default=1, help="of a batch, each padded alone")
     add("--sort_predictions", action="store_true", help="by length")
     add("--threads", type=int, default=os.cpu_count())
     add("--wait", action="store_true", help="a line of input per seed")

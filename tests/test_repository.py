@@ -61,6 +61,7 @@ LEVELS = {
         "mask_filling",
         "pretraining",
         "reports",
+        "runs",
         "output_directory",
         "squad_serving",
         "training",

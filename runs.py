@@ -1,0 +1,311 @@
+"""What every run has: a model it finds, a directory it describes, a trainer.
+
+`Run` is the part that fine-tuning (`finetuning.Voyage`) and pre-training
+(`pretraining.PretrainingRun`) share. Flags: `common_flags.py`.
+"""
+
+import abc
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+import checkpoints
+import common_flags
+import distribution
+import optimization
+import tasks
+import tokenization
+import training
+
+FLAGS = common_flags.FLAGS
+RUN_FILE = "run.json"
+
+
+# ------------------------------------------------------------- what is there
+
+
+def read_run(output_dir):
+    """The run.json of an output directory, or None without one."""
+    path = os.path.join(output_dir, RUN_FILE)
+    return common_flags.read_json(path) if os.path.exists(path) else None
+
+
+def find_model(output_dir=None):
+    """Gives the tasks.ModelFiles of this run and its former run.json, or None.
+
+    Flags come first, then what lies beside --init_checkpoint, then what an
+    earlier run left in the output directory. Config and vocabulary are None
+    where there is neither; raises ValueError for one that is named and
+    missing, and for a contradiction about the casing."""
+    former = read_run(output_dir) if output_dir else None
+    source = FLAGS.init_checkpoint or None
+    config = common_flags.given("bert_config_file")
+    vocab = common_flags.given("vocab_file")
+    if source and not any(map(os.path.exists, (source, f"{source}.index"))):
+        raise ValueError(f"--init_checkpoint={source} does not exist.")
+    if source:
+        found_config, found_vocab = checkpoints.companion_files(source)
+        config, vocab = config or found_config, vocab or found_vocab
+    if former:
+        config = config or os.path.join(output_dir, "bert_config.json")
+        own = os.path.join(output_dir, "vocab.txt")
+        vocab = vocab or (own if os.path.exists(own) else None)
+    for flag, path in (("bert_config_file", config), ("vocab_file", vocab)):
+        if path and not os.path.exists(path):
+            raise ValueError(f"--{flag}={path} does not exist.")
+    lower = common_flags.given("do_lower_case")
+    if vocab:
+        place = source or (output_dir if former else os.path.dirname(vocab))
+        lower = tokenization.resolve_casing(lower, place)
+    return tasks.ModelFiles(source, config, vocab, lower), former
+
+
+def require_file(files, flag, remedy=""):
+    """Raises ValueError where config or vocabulary (`flag`) was not found."""
+    if getattr(files, flag.removeprefix("bert_")):
+        return
+    beside = f" beside {files.checkpoint}" if files.checkpoint else ""
+    raise ValueError(
+        f"--{flag} is not given, and there is no such file{beside}.{remedy}"
+    )
+
+
+# --------------------------------------------------------------- the devices
+
+
+def on_tpu():
+    """Whether shapes must be static: padding is computed then."""
+    return bool(FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu")
+
+
+def make_strategy():
+    """The tf.distribute strategy that the flags ask for."""
+    return distribution.make_strategy(
+        FLAGS.distribution_strategy,
+        FLAGS.use_tpu,
+        FLAGS.tpu_name,
+        FLAGS.num_tpu_cores,
+    )
+
+
+# ------------------------------------------------------------------- the run
+
+
+class Run(abc.ABC):
+    """One run in one output directory.
+
+    A subclass sets `config` (BertConfig), says in `_description` what makes
+    the directory its own, and makes the trip in `_run`."""
+
+    config = None
+    strategy = None  # until _make_strategy
+    is_chief = True
+    model = None
+    global_step = 0  # of the weights that the model has
+
+    def __init__(self, output_dir, seed):
+        self.output_dir, self.seed = output_dir, seed
+        self.files, self.former = find_model(output_dir)
+        self._evaluates = FLAGS.do_train and bool(
+            FLAGS.eval_steps
+            or FLAGS.early_stopping_patience
+            or FLAGS.best_metric
+        )
+
+    def run(self):
+        """Makes the trip, alone in its directory; gives the dev metrics."""
+        try:
+            return self._run()
+        finally:
+            common_flags.release_directory(self.output_dir)
+
+    @abc.abstractmethod
+    def _run(self):
+        """Does what the do_* flags ask for; gives the metrics of --do_eval."""
+
+    @abc.abstractmethod
+    def _description(self):
+        """What a run that goes on here must have in common: a dict."""
+
+    def _check_length(self):
+        limit = self.config.max_position_embeddings
+        if limit < FLAGS.max_seq_length:
+            raise ValueError(
+                f"--max_seq_length={FLAGS.max_seq_length} exceeds "
+                f"max_position_embeddings={limit} of "
+                f"{self.files.config_file or '--model_preset'}. Lower the "
+                'flag, or see README "Long documents".'
+            )
+
+    # ---- the output directory
+
+    def _model_description(self):
+        """The part of `_description` that is about the model's files."""
+        digest = None
+        if self.files.vocab_file:
+            content = pathlib.Path(self.files.vocab_file).read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+        return {
+            "do_lower_case": self.files.do_lower_case,
+            "hidden_size": self.config.hidden_size,
+            "num_hidden_layers": self.config.num_hidden_layers,
+            "vocab_sha256": digest,
+        }
+
+    def _check_directory(self):
+        """Raises ValueError where the directory is another run's."""
+        if not self.former:
+            return
+        for key, ours in self._description().items():
+            theirs = self.former.get(key, "not there")
+            if None not in (ours, theirs) and theirs != ours:
+                raise ValueError(
+                    f"--output_dir={self.output_dir} belongs to another run: "
+                    f"its {key} is {_short(theirs)}, this one's is "
+                    f"{_short(ours)}. Choose another directory."
+                )
+
+    def _hold_directory(self):
+        """Makes the output directory, and keeps other runs out of it."""
+        common_flags.check_output_dir(self.output_dir)
+        if self.is_chief:  # the others share its directory
+            common_flags.hold_directory(self.output_dir)
+
+    def _describe(self, directory):
+        """Writes run.json, config and vocabulary, once and whole."""
+        directory = pathlib.Path(directory)
+        if not self.is_chief or (directory / RUN_FILE).exists():
+            return
+        run = self._description() | {
+            "seed": self.seed,
+            "flags": {
+                name: FLAGS[name].value for name in FLAGS if FLAGS[name].present
+            },
+            "versions": {
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+            },
+        }
+        config = self.config.to_json_string()
+        common_flags.write_whole(directory / "bert_config.json", config)
+        if self.files.vocab_file:
+            temporary = directory / f"vocab.txt.{os.getpid()}.tmp"
+            shutil.copyfile(self.files.vocab_file, temporary)
+            os.replace(temporary, directory / "vocab.txt")
+        text = json.dumps(run, indent=1) + "\n"
+        common_flags.write_whole(directory / RUN_FILE, text)
+
+    def _write_results(self, results):
+        """Writes eval_results.txt and logs it; gives the path."""
+        lines = [f"{key} = {results[key]}\n" for key in sorted(results)]
+        path = os.path.join(self.output_dir, "eval_results.txt")
+        common_flags.write_whole(path, "".join(lines))
+        logging.info("***** Eval results *****\n%s", "".join(lines))
+        return path
+
+    # ---- the model
+
+    def _make_strategy(self):
+        """Chooses the devices, as flags and machine say."""
+        self.strategy = make_strategy()
+        self.is_chief = distribution.is_chief(self.strategy)
+        if FLAGS.do_train:
+            distribution.per_replica_batch_size(
+                FLAGS.train_batch_size,
+                self.strategy,
+                FLAGS.gradient_accumulation_steps,
+            )
+        distribution.make_deterministic(self.seed)
+        if FLAGS.run_eagerly:
+            tf.config.run_functions_eagerly(True)
+
+    def _check_stray_checkpoint(self):
+        """Reads a checkpoint that lies here without a run.json.
+
+        It is the original's, or of a run that lost its run.json: better
+        refused now than when the training begins."""
+        newest = tf.train.latest_checkpoint(self.output_dir)
+        if newest and not self.former:
+            checkpoints.restore_checkpoint(newest, self.model)
+
+    def _load_trained(self):
+        """Loads the best or newest checkpoint of the output directory.
+
+        Gives its prefix, or None where there is none."""
+        best = os.path.join(self.output_dir, "best")
+        prefix = tf.train.latest_checkpoint(best)
+        prefix = prefix or tf.train.latest_checkpoint(self.output_dir)
+        if prefix:
+            self._restore(prefix)
+        return prefix
+
+    def _restore(self, prefix):
+        self.global_step = checkpoints.restore_checkpoint(prefix, self.model)
+        logging.info("Loaded %s", prefix)
+
+    # ---- training
+
+    def _trainer(
+        self, steps, warmup, rows, best_metric, multipliers=(), **options
+    ):
+        """The training.Trainer of this run; `rows` make an epoch.
+
+        `best_metric` is used where --best_metric is not given."""
+        freeze = FLAGS.freeze_layers
+        with self.strategy.scope():
+            optimizer = optimization.create_optimizer(
+                FLAGS.learning_rate,
+                steps,
+                warmup,
+                optimizer=FLAGS.optimizer,
+                schedule=FLAGS.schedule,
+                warmup_schedule=FLAGS.warmup_schedule,
+                layer_decay=FLAGS.layer_decay,
+                freeze_layers=None if freeze == 0 else max(freeze, 0),
+                num_hidden_layers=self.config.num_hidden_layers,
+                learning_rate_multipliers=multipliers,
+                original_embedding_clip=FLAGS.original_embedding_clip,
+            )
+        best_metric = FLAGS.best_metric or best_metric
+        return training.Trainer(
+            self.model,
+            optimizer,
+            self.strategy,
+            self.output_dir,
+            steps,
+            FLAGS.train_batch_size,
+            seed=self.seed,
+            accumulation_steps=FLAGS.gradient_accumulation_steps,
+            save_checkpoints_steps=FLAGS.save_checkpoints_steps,
+            steps_per_loop=FLAGS.iterations_per_loop if on_tpu() else 10,
+            log_steps=FLAGS.log_steps,
+            run_eagerly=FLAGS.run_eagerly,
+            tensorboard=FLAGS.tensorboard,
+            eval_steps=FLAGS.eval_steps,
+            steps_per_epoch=max(1, rows // FLAGS.train_batch_size),
+            best_metric=best_metric if self._evaluates else None,
+            early_stopping_patience=FLAGS.early_stopping_patience,
+            **options,
+        )
+
+    def _train_with(self, trainer, dataset_fn, scores):
+        """Trains, and goes on with the best weights if they were kept.
+
+        Gives the training.TrainingResult."""
+        result = trainer.train(dataset_fn, scores if self._evaluates else None)
+        self.global_step = result.global_step
+        if self._evaluates and result.best_checkpoint:
+            self._describe(os.path.dirname(result.best_checkpoint))
+            self._restore(result.best_checkpoint)
+        return result
+
+
+def _short(value):
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) < 120 else text[:117] + "..."
