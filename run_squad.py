@@ -391,6 +391,19 @@ class SquadTask(tasks.Task):
         names += ["null_odds"] if self.version_2 else []
         return [os.path.join(directory, f"{name}.json") for name in names]
 
+    def report(self, examples, outputs):
+        """Answers by kind and length, and the worst questions."""
+        import squad_report
+
+        answers = self.answers(examples, outputs)
+        tokens = dict.fromkeys((e.qas_id for e in examples), 0)
+        for owner, count in zip(
+            outputs["example"], outputs["tokens"], strict=True
+        ):
+            tokens[examples[owner].qas_id] += int(count)
+        known = squad_metrics.with_gold(examples, self.version_2)
+        return squad_report.parts(known, answers, self.metric, tokens)
+
     # ---- serving
 
     def text_inputs(self):

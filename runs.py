@@ -163,7 +163,7 @@ class Run(abc.ABC):
         if not self.former:
             return
         for key, ours in self._description().items():
-            theirs = self.former.get(key, "not there")
+            theirs = self.former.get(key)
             if None not in (ours, theirs) and theirs != ours:
                 raise ValueError(
                     f"--output_dir={self.output_dir} belongs to another run: "

@@ -49,11 +49,7 @@ def score_answers(
         raise ValueError(
             f"unknown metric {metric!r}; one of {', '.join(METRICS)}"
         )
-    known = [
-        example for example in examples if example.answer_texts is not None
-    ]
-    if not version_2_with_negative:
-        known = [example for example in known if example.answer_texts]
+    known = with_gold(examples, version_2_with_negative)
     if not known:
         raise ValueError(
             "none of the questions has a gold answer to compare with: a file "
@@ -71,6 +67,44 @@ def score_answers(
     if len(known) < len(examples):
         scores["questions_without_gold"] = len(examples) - len(known)
     return scores
+
+
+def with_gold(examples, version_2_with_negative=False):
+    """The questions that can be scored; without an answer in 2.0 only."""
+    known = [e for e in examples if e.answer_texts is not None]
+    if version_2_with_negative:
+        return known
+    return [e for e in known if e.answer_texts]
+
+
+def example_scores(examples, answers, metric="squad"):
+    """The score of each question, 0 to 1: F1, or ROUGE-L for DuReader.
+
+    A question without an answer has 1 if none is given, else 0."""
+    score = {"squad": _squad_f1, "cmrc": cmrc_f1, "dureader": _rouge_of_one}
+    found = []
+    for example in examples:
+        predicted = answers.predictions.get(example.qas_id, "")
+        golds = example.answer_texts
+        if golds:
+            value = max(score[metric](gold, predicted) for gold in golds)
+        else:
+            value = float(not predicted)
+        found.append(value)
+    return found
+
+
+def _squad_f1(gold, predicted):
+    """F1 of a text by the official evaluator, 0 to 1."""
+    from official.nlp.tools import squad_evaluate_v2_0
+
+    question = {"id": "", "answers": [{"text": gold}]}
+    dataset = [{"paragraphs": [{"qas": [question]}]}]
+    return squad_evaluate_v2_0.evaluate(dataset, {"": predicted})["f1"] / 100
+
+
+def _rouge_of_one(gold, predicted):
+    return rouge_l([gold], predicted)
 
 
 def _as_dataset(examples):
@@ -182,16 +216,15 @@ def cmrc_exact(gold, predicted):
 
 
 def _score_cmrc(examples, answers):
-    exact = f1 = 0.0
+    exact = 0.0
     for example in examples:
         predicted = answers.predictions.get(example.qas_id, "")
-        texts = example.answer_texts
-        if not texts:  # unanswerable, 2.0 only
+        golds = example.answer_texts
+        if golds:
+            exact += any(cmrc_exact(gold, predicted) for gold in golds)
+        else:  # 2.0 only
             exact += not predicted
-            f1 += not predicted
-            continue
-        exact += any(cmrc_exact(text, predicted) for text in texts)
-        f1 += max(cmrc_f1(text, predicted) for text in texts)
+    f1 = sum(example_scores(examples, answers, "cmrc"))
     return {
         "exact_match": 100.0 * exact / len(examples),
         "f1": 100.0 * f1 / len(examples),

@@ -63,6 +63,7 @@ LEVELS = {
         "reports",
         "runs",
         "output_directory",
+        "squad_report",
         "squad_serving",
         "training",
     },

@@ -933,3 +933,26 @@ def test_an_export_answers_real_questions(script, tmp_path):
     assert len(examples) == 20
     found = check_served(out, examples, tmp_path)
     assert len(set(found["answer"])) > 3
+
+
+def test_report_shows_the_worst_questions(squad, toy, tmp_path):
+    squad(
+        train_file=toy,
+        predict_file=toy,
+        version_2_with_negative=True,
+        do_train=True,
+        do_eval=True,
+        report=True,
+        num_train_epochs=1,
+    )
+    page = (tmp_path / "out/report.html").read_text()
+    for title in (
+        "Answered or not",
+        "Scores by first word",
+        "Scores by length",
+        "Worst examples",
+        "Training loss",
+    ):
+        assert f"<h2>{title}</h2>" in page, title
+    assert page.count("<svg") == 4
+    assert "(no answer)" in page

@@ -214,3 +214,27 @@ def test_wrong_use():
             ValueError, match="none of the questions has a gold"
         ):
             squad_metrics.score_answers(examples, answers({}))
+
+
+@pytest.mark.parametrize("metric", squad_metrics.METRICS)
+def test_scores_of_examples_have_the_mean_of_all(metric):
+    examples = [
+        example("a", ["the River Lark", "Lark"]),
+        example("b", ["grey seals"]),
+        example("c", ["x"]),
+    ]
+    got = answers({"a": "lark!", "b": "107 grey seals", "c": ""})
+    scores = squad_metrics.score_answers(examples, got, metric)
+    one_by_one = squad_metrics.example_scores(examples, got, metric)
+    mean = sum(one_by_one) / 3
+    if metric == "dureader":  # of several golds it mixes the best halves
+        assert scores["rouge_l"] == pytest.approx(mean)
+    else:
+        assert scores["f1"] == pytest.approx(100 * mean)
+    assert one_by_one[2] == 0.0
+
+
+def test_no_answer_is_right_where_there_is_none():
+    examples = [example("n", []), example("m", [])]
+    got = answers({"n": "", "m": "wrong"})
+    assert squad_metrics.example_scores(examples, got) == [1.0, 0.0]
