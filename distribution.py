@@ -6,12 +6,14 @@ CPU only. The path for TPUs is kept and was never run.
 """
 
 import json
+import math
 import os
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import convert_to_constants
+
+import modeling
 
 STRATEGIES = (
     "auto",
@@ -20,6 +22,7 @@ STRATEGIES = (
     "multi_worker_mirrored",
     "tpu",
 )
+MOST_CONSTANTS = 32_000_000  # numbers that Predictor.freeze keeps in a graph
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
@@ -190,18 +193,29 @@ class Predictor:
         self._strategy = strategy or tf.distribute.get_strategy()
         self._run_eagerly = run_eagerly
         self._functions = {}
-        self._is_frozen = False
+        self._constants = []
 
     def freeze(self):
-        """Takes the weights as constants from now on, in bfloat16 on a CPU.
+        """Takes the kernels as constants from now on, in bfloat16 on a CPU.
 
-        oneDNN then keeps them cast and reordered, which makes products of
-        16 bits twice as fast. Later changes of the weights are not seen."""
+        oneDNN then keeps them reordered, which saves an eighth of the time of
+        a small model. Later changes of the weights are not seen. Large models
+        are left as they are: TensorFlow holds a graph's constants about ten
+        times."""
         one = self._strategy.num_replicas_in_sync < 2
         narrow = self._model.compute_dtype == "bfloat16"
-        if one and narrow and not tf.config.list_logical_devices("GPU"):
+        if not (one and narrow) or tf.config.list_logical_devices("GPU"):
+            return
+        kernels = [
+            layer.kernel
+            for layer in self._model._flatten_layers()
+            if isinstance(layer, modeling.Dense)
+            and layer.compute_dtype == "bfloat16"
+        ]
+        if sum(math.prod(k.shape) for k in kernels) <= MOST_CONSTANTS:
+            narrow = tf.bfloat16.as_numpy_dtype
+            self._constants = [(k, k.numpy().astype(narrow)) for k in kernels]
             self._functions = {}
-            self._is_frozen = True
 
     def batches(self, batches):
         """Gives the dict of numpy outputs of each batch, rows in order.
@@ -266,13 +280,16 @@ class Predictor:
             function = tf.function(
                 self._forward, input_signature=[[spec] * replicas]
             )
-            self._functions[key] = (
-                _frozen(function) if self._is_frozen else function
-            )
+            self._functions[key] = function
         return self._functions[key]
 
     def _forward(self, parts):
         """The outputs of every local replica for its part."""
+        if self._constants:
+            with keras.StatelessScope() as scope:
+                for variable, value in self._constants:
+                    scope.add_update((variable, tf.constant(value)))
+                return [self._model(parts[0], training=False)]
         if len(parts) == 1:
             return [self._model(parts[0], training=False)]
         strategy = self._strategy
@@ -287,20 +304,6 @@ class Predictor:
             for name, value in outputs.items()
         }
         return [{n: v[i] for n, v in local.items()} for i in range(len(parts))]
-
-
-def _frozen(function):
-    """The same function with its variables' values as constants."""
-    concrete = function.get_concrete_function()
-    constant = convert_to_constants.convert_variables_to_constants_v2(concrete)
-
-    def call(parts):
-        tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(parts)]
-        return tf.nest.pack_sequence_as(
-            concrete.structured_outputs, tf.nest.flatten(constant(*tensors))
-        )
-
-    return call
 
 
 def predict(model, batches, strategy=None, run_eagerly=False):

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -869,3 +870,49 @@ def test_batches_of_unequal_length_are_filled_up(one_device):
     assert (outputs["tokens"][:3, 4:] == 0).all()
     again = predictor.all(tf.data.Dataset.from_tensors(batches[1]))
     np.testing.assert_array_equal(again["tokens"], outputs["tokens"][3:])
+
+
+def narrow_classifier():
+    """A tiny BERT in bfloat16 with a classifier, and a batch for it."""
+    config = modeling.BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    keras.utils.set_random_seed(3)
+    encoder = modeling.BertModel(config, dtype="mixed_bfloat16")
+    ids = np.arange(1, 25, dtype=np.int32).reshape(4, 6)
+    batch = {
+        "input_ids": ids,
+        "input_mask": np.ones_like(ids),
+        "segment_ids": np.zeros_like(ids),
+    }
+    return heads.TaskModel(encoder, heads.ClassifierHead(16, 3)), batch
+
+
+def test_frozen_kernels_give_the_same_answers_and_stay():
+    model, batch = narrow_classifier()
+    plain = next(distribution.Predictor(model).batches([batch]))
+    predictor = distribution.Predictor(model)
+    predictor.freeze()
+    assert predictor._constants
+    frozen = next(predictor.batches([batch]))
+    np.testing.assert_allclose(frozen["logits"], plain["logits"], atol=2**-8)
+    for variable, _ in predictor._constants:
+        variable.assign(variable * 0)
+    again = next(predictor.batches([batch]))
+    np.testing.assert_array_equal(again["logits"], frozen["logits"])
+
+
+def test_large_models_are_not_frozen(monkeypatch):
+    model, batch = narrow_classifier()
+    monkeypatch.setattr(distribution, "MOST_CONSTANTS", 100)
+    predictor = distribution.Predictor(model)
+    predictor.freeze()
+    assert not predictor._constants
+    plain = next(distribution.Predictor(model).batches([batch]))
+    np.testing.assert_array_equal(
+        next(predictor.batches([batch]))["logits"], plain["logits"]
+    )
