@@ -6,6 +6,7 @@ TensorFlow (PREFIX.index, PREFIX.data-00000-of-00001) that the code of 2018
 reads with init_from_checkpoint. Shape letters as in `modeling.py`.
 """
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -94,10 +95,9 @@ def _find_in_directory(directory):
     if os.path.isfile(released + ".index"):
         return released
     names = os.listdir(directory)
-    steps = [re.fullmatch(r"model\.ckpt-(\d+)\.index", name) for name in names]
-    steps = [int(match.group(1)) for match in steps if match]
+    steps = checkpoint_steps(directory)
     if steps:
-        return os.path.join(directory, f"model.ckpt-{max(steps)}")
+        return os.path.join(directory, f"model.ckpt-{steps[-1]}")
     if SAFETENSORS in names:
         return os.path.join(directory, SAFETENSORS)
     hint = ""
@@ -107,6 +107,46 @@ def _find_in_directory(directory):
         f"{directory}: holds no checkpoint: no file `checkpoint`, "
         "bert_model.ckpt.index, model.ckpt-N.index or model.safetensors." + hint
     )
+
+
+def checkpoint_steps(directory):
+    """The steps of the model.ckpt-N in a directory, ascending."""
+    if not os.path.isdir(directory):
+        return []
+    found = (
+        re.fullmatch(r"model\.ckpt-(\d+)\.index", name)
+        for name in os.listdir(directory)
+    )
+    return sorted(int(match[1]) for match in found if match)
+
+
+def newest_checkpoint(directory):
+    """The prefix of the checkpoint to go on with, or None without one.
+
+    Of an output directory it is the one that the file `checkpoint` names; of
+    one that lost that file, or in which it is damaged or names what is not
+    there, the model.ckpt-N of the highest N, with a warning."""
+    directory = os.fspath(directory)
+    try:
+        state = _read_state(directory)
+    except ValueError as error:
+        _log.warning("%s", error)
+        state = []
+    for name in state[-1:]:
+        prefix = os.path.join(directory, name)
+        if os.path.isfile(prefix + ".index"):
+            return prefix
+    steps = checkpoint_steps(directory)
+    if not steps:
+        return None
+    prefix = os.path.join(directory, f"model.ckpt-{steps[-1]}")
+    _log.warning(
+        "%s: the file `checkpoint` names no checkpoint that is there; taking "
+        "%s.",
+        directory,
+        prefix,
+    )
+    return prefix
 
 
 def companion_files(init_checkpoint):
@@ -511,6 +551,17 @@ def full_disk(directory):
     )
 
 
+@contextlib.contextmanager
+def naming_a_full_disk(directory):
+    """Turns an error of a full disk into one that says what to do."""
+    try:
+        yield
+    except (tf.errors.OpError, OSError) as error:
+        if not is_full_disk(error):
+            raise
+        raise full_disk(directory) from error
+
+
 def _remove(path):
     if os.path.lexists(path):
         os.remove(path)
@@ -521,7 +572,10 @@ def _read_state(directory):
     file = os.path.join(directory, "checkpoint")
     if not os.path.isfile(file):
         return []
-    state = tf.train.get_checkpoint_state(directory)
+    try:
+        state = tf.train.get_checkpoint_state(directory)
+    except ValueError:  # it names nothing
+        state = None
     if state is None:
         raise ValueError(
             f"{file}: is not a list of checkpoints as TensorFlow writes it. "

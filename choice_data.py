@@ -12,9 +12,9 @@ import os
 import re
 
 from text_files import (
-    NESTED,
     json_text,
     located,
+    parse_json,
     read_csv,
     read_json_lines,
     read_lines,
@@ -147,17 +147,11 @@ def _race_rows(directory):
                 continue
             path = os.path.join(folder, name)
             text = "\n".join(text for _, text in read_lines(path))
-            try:
-                record = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise located(
-                    path,
-                    error.lineno,
-                    f"not valid JSON ({error.msg}). A RACE file is one "
-                    "object with article, questions, options, answers.",
-                ) from None
-            except RecursionError:
-                raise located(path, 1, NESTED) from None
+            remedy = (
+                "A RACE file is one object with article, questions, options, "
+                "answers."
+            )
+            record = parse_json(path, text, 1, remedy)
             if not isinstance(record, dict):
                 raise located(path, 1, "is no JSON object, as RACE files are.")
             yield path, 1, record

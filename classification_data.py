@@ -13,6 +13,7 @@ import os
 from typing import NamedTuple
 
 from text_files import (
+    UnknownLabel,
     json_text,
     located,
     read_csv,
@@ -21,6 +22,7 @@ from text_files import (
     read_tsv,
 )
 
+LARGEST = 1e18  # of a label of regression: float32 holds its square
 SPLITS = ("train", "dev", "test")
 
 
@@ -53,6 +55,21 @@ class Columns(NamedTuple):
     count: int
     at_least: bool = False
     names: tuple = ()
+
+
+def only_place(path, line, names, name):
+    """The position of a column in a header that names it once.
+
+    Raises ValueError where two columns have the name."""
+    if names.count(name) > 1:
+        places = [str(i) for i, other in enumerate(names) if other == name]
+        raise located(
+            path,
+            line,
+            f"the columns at {' and '.join(places)} (from 0) are both named "
+            f"'{name}'. Rename one of them.",
+        )
+    return names.index(name)
 
 
 class DataProcessor:
@@ -211,6 +228,8 @@ class TableProcessor(DataProcessor):
         examples, bad_rows = [], []
         for index, line, texts in self._rows(path, split, bad_rows):
             label, text_a, text_b, mark = texts
+            if isinstance(label, str) and self.output_mode != "multi_label":
+                label = label.strip() or None
             guid = f"{set_type or split}-{index if mark is None else mark}"
             examples.append(
                 InputExample(guid, text_a, text_b, label, f"{path}:{line}")
@@ -256,7 +275,8 @@ class TableProcessor(DataProcessor):
         names = tuple(cell.strip().lower() for cell in first)
 
         def find(wanted):
-            return next((names.index(n) for n in wanted if n in names), None)
+            name = next((n for n in wanted if n in names), None)
+            return None if name is None else only_place(path, line, names, name)
 
         text_a = find(self.text_a_names)
         if text_a is not None:
@@ -400,7 +420,7 @@ class TableProcessor(DataProcessor):
             if split == "test":
                 return None
             shown = ", ".join(labels[:20]) + ", ..." * (len(labels) > 20)
-            raise ValueError(
+            raise UnknownLabel(
                 f"{example.source}: label '{parts[found.index(None)]}' is not "
                 f"one of: {shown}. Mend the row, or give all labels with "
                 "--labels_file (own data) or in the training set."
@@ -440,16 +460,17 @@ class NliProcessor(TableProcessor):
 def _score(example, split):
     """The number in a regression label; None if a test row has none."""
     try:
-        value = float(example.label)
+        # float() reads 1_000 as a thousand
+        value = float(example.label.replace("_", "?"))
     except ValueError:
         value = math.nan
-    if math.isfinite(value):
+    if abs(value) < LARGEST:
         return value
     if split == "test":
         return None
     raise ValueError(
-        f"{example.source}: label '{example.label}' is not a number, which a "
-        "regression task needs. Mend the row."
+        f"{example.source}: label '{example.label}' is not a number below "
+        f"{LARGEST:g}, which a regression task needs. Mend the row."
     )
 
 

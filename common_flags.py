@@ -6,7 +6,6 @@ refused in a fraction of a second.
 """
 
 import fcntl
-import json
 import logging
 import math
 import os
@@ -46,6 +45,16 @@ SPLIT_FLAGS = {
 LONG_TEXTS = ("truncate_tail", "truncate_head", "head_tail", "windows")
 
 STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
+
+
+def define_float(name, default, help_text, **bounds):
+    """A number that is neither NaN nor infinite, which bounds let pass."""
+    flags.DEFINE_float(name, default, help_text, **bounds)
+    flags.register_validator(
+        name,
+        lambda value: value is None or math.isfinite(value),
+        "must be a finite number.",
+    )
 
 
 def define_model_flags(max_seq_length=128):
@@ -154,10 +163,9 @@ def define_output_flags():
 
 def define_optimizer_flags():
     """How weights move."""
-    flags.DEFINE_float(
+    define_float(
         "learning_rate", 5e-5, "The highest learning rate.", lower_bound=0.0
     )
-    _must_be_finite("learning_rate")
     flags.DEFINE_integer(
         "train_batch_size",
         32,
@@ -187,7 +195,7 @@ def define_optimizer_flags():
         "memory. Changes no result.",
         lower_bound=1,
     )
-    flags.DEFINE_float(
+    define_float(
         "layer_decay",
         1.0,
         "Each layer learns at this share of the rate of the one above it.",
@@ -271,14 +279,13 @@ def define_finetuning_flags():
 
 def _define_length_flags():
     """How long and how often to train."""
-    flags.DEFINE_float(
+    define_float(
         "num_train_epochs",
         3.0,
         "How often to go through the training set.",
         lower_bound=0.0,
     )
-    _must_be_finite("num_train_epochs")
-    flags.DEFINE_float(
+    define_float(
         "warmup_proportion",
         0.1,
         "The share of the steps over which the learning rate rises.",
@@ -299,7 +306,7 @@ def _define_length_flags():
         "OUTPUT_DIR/seed-N; the results hold mean and standard deviation.",
         lower_bound=1,
     )
-    flags.DEFINE_float(
+    define_float(
         "label_smoothing",
         0.0,
         "The share of each target that is spread over all labels.",
@@ -379,7 +386,7 @@ def define_masking_flags():
         "masked_lm_prob; the same for the data and the training.",
         lower_bound=1,
     )
-    flags.DEFINE_float(
+    define_float(
         "masked_lm_prob",
         0.15,
         "The share of masked tokens.",
@@ -405,10 +412,6 @@ def define_masking_flags():
         "The second task. next: does B follow A? sop: are A and B in order? "
         "none: one segment, and no loss.",
     )
-
-
-def _must_be_finite(name):
-    flags.register_validator(name, math.isfinite, "must be a finite number.")
 
 
 def given(name):
@@ -588,13 +591,13 @@ def write_whole(path, text):
 
 def read_json(path):
     """Reads a JSON file. Raises ValueError naming file and place."""
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            return json.load(file)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-        except RecursionError:
-            raise ValueError(f"{path}: {text_files.NESTED}") from None
+    text = "\n".join(text for _, text in text_files.read_lines(path))
+    return text_files.parse_json(
+        path,
+        text,
+        1,
+        "Restore the file, or remove it if this program wrote it.",
+    )
 
 
 def _raised_by_us(error):

@@ -66,7 +66,7 @@ def define_flags():
     flags.DEFINE_integer(
         "dupe_factor", 10, "How often the text is used, with other masks."
     )
-    flags.DEFINE_float(
+    common_flags.define_float(
         "short_seq_prob",
         0.1,
         "The share of documents cut into shorter sequences, as fine-tuning "

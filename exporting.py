@@ -16,6 +16,7 @@ import shutil
 
 import tensorflow as tf
 
+import checkpoints
 import common_flags
 import tokenization_ops
 
@@ -173,8 +174,9 @@ def export(path, model, task, vocab_file, do_lower_case):
     former = f"{path}.{os.getpid()}.old"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        tf.saved_model.save(module, temporary, signatures)
-        _write_extras(temporary, task)
+        with checkpoints.naming_a_full_disk(os.path.dirname(path)):
+            tf.saved_model.save(module, temporary, signatures)
+            _write_extras(temporary, task)
         if os.path.exists(path):
             os.replace(path, former)
         os.replace(temporary, path)

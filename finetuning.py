@@ -6,7 +6,6 @@ task to task; everything else is here, once. Flags: `common_flags.py`.
 """
 
 import os
-import pathlib
 import statistics
 import tempfile
 
@@ -23,8 +22,8 @@ import heads
 import input_pipeline
 import modeling
 import runs
+import text_files
 import tokenization
-import training
 
 FLAGS = common_flags.FLAGS
 SPLITS = {"do_train": "train", "do_eval": "eval", "do_predict": "predict"}
@@ -167,6 +166,8 @@ class Voyage(runs.Run):
         if FLAGS.do_train:
             self._train()
         elif not self._load_trained():
+            if not self.files.checkpoint:
+                raise self._no_model()
             logging.warning(
                 "%s holds no trained checkpoint: the weights are those of "
                 "--init_checkpoint.",
@@ -191,8 +192,8 @@ class Voyage(runs.Run):
                 continue
             try:
                 sets = self.task.examples(split)
-            except ValueError as error:
-                if not self.former or "label" not in str(error):
+            except text_files.UnknownLabel as error:
+                if not self.former:
                     raise
                 raise ValueError(
                     f"{error} The labels are those of {self.output_dir}/"
@@ -240,15 +241,18 @@ class Voyage(runs.Run):
             **self._model_description(),
         }
 
+    def _no_model(self):
+        return ValueError(
+            f"There is no model: {self.output_dir} holds no trained "
+            "checkpoint. Add --do_train or --init_checkpoint."
+        )
+
     def _check_directory(self):
         """Raises ValueError where the directory is another run's."""
         if not self.former:
-            steps = training.checkpoint_steps(pathlib.Path(self.output_dir))
+            steps = checkpoints.checkpoint_steps(self.output_dir)
             if not (FLAGS.do_train or steps or self.files.checkpoint):
-                raise ValueError(
-                    f"There is no model: {self.output_dir} holds no trained "
-                    "checkpoint. Add --do_train or --init_checkpoint."
-                )
+                raise self._no_model()
         super()._check_directory()
 
     def _warn_of_changes(self):

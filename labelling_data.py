@@ -16,6 +16,8 @@ import re
 from typing import NamedTuple
 
 from text_files import (
+    UnknownLabel,
+    check_label,
     json_text,
     located,
     read_json_lines,
@@ -404,8 +406,13 @@ def convert_to_iob2(labelled_file, scheme=None):
 def labels_of(sentences, scheme="IOB2"):
     """The label list of a training set: O, then B- and I- of each type.
 
-    Both are listed even where the data have but one; plain tags are sorted."""
-    tags = {tag for sentence in sentences for tag in sentence.tags or ()}
+    Both are listed even where the data have but one; plain tags are sorted.
+    Raises ValueError for a tag that holds a tab or a line end."""
+    tags = set()
+    for sentence in sentences:
+        for tag in set(sentence.tags or ()) - tags:
+            check_label(*sentence.source.rsplit(":", 1), tag)
+            tags.add(tag)
     if scheme == "plain":
         return sorted(tags)
     kinds = sorted({tag_parts(tag)[1] for tag in tags} - {None})
@@ -423,12 +430,11 @@ def check_known_tags(labelled_file, labels, labelled=True):
             if tag in known:
                 continue
             if labelled:
-                raise located(
-                    labelled_file.path,
-                    line,
-                    f"tag '{tag}' is not one of: {', '.join(labels[:20])}"
-                    f"{', ...' * (len(labels) > 20)}. Mend the row, or add "
-                    "it to the training set or --labels_file.",
+                raise UnknownLabel(
+                    f"{labelled_file.path}:{line}: tag '{tag}' is not one of: "
+                    f"{', '.join(labels[:20])}{', ...' * (len(labels) > 20)}. "
+                    "Mend the row, or add it to the training set or "
+                    "--labels_file."
                 )
             logging.warning(
                 "%s:%d: tag '%s' is not known from training; the tags of "

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 import shutil
 import time
 
@@ -40,6 +39,10 @@ class Progress:
 # ---------------------------------------------------------------- directory
 
 
+class _Damaged(Exception):
+    """A state to resume from that cannot be read."""
+
+
 class RunDirectory:
     """The checkpoints of a run: for others, to resume, and the best.
 
@@ -68,29 +71,44 @@ class RunDirectory:
         variables stay as they are and the Progress is None.
 
         Raises ValueError where the state belongs to another model."""
-        states = sorted(self._states())
-        if states:
-            directory = states[-1][1]
-            self._read(str(directory / "variables"))
-            state = json.loads((directory / "state.json").read_text())
-            return Progress(**state)
-        prefix = tf.train.latest_checkpoint(str(self.path))
+        for _, directory in sorted(self._states(), reverse=True):
+            try:
+                return self._resume_from(directory)
+            except _Damaged as error:
+                logging.warning(
+                    "%s is damaged (%s); going on with an older state.",
+                    directory,
+                    error,
+                )
+        prefix = checkpoints.newest_checkpoint(self.path)
         if prefix is None:
             return None
         step = self._load(prefix, self._model, self._optimizer)
         return Progress(global_step=int(step), seed=None)
 
-    def _read(self, prefix):
+    def _resume_from(self, directory):
+        """Loads a state of `resume/`; raises _Damaged where it is broken."""
+        names = {field.name for field in dataclasses.fields(Progress)}
+        try:
+            state = json.loads((directory / "state.json").read_text())
+        except ValueError as error:
+            raise _Damaged(f"state.json: {error}") from error
+        if not isinstance(state, dict) or state.keys() != names:
+            raise _Damaged("state.json lacks what it should hold")
+        prefix = str(directory / "variables")
         try:
             status = self._checkpoint.read(prefix)
             status.assert_existing_objects_matched()
-        except (ValueError, AssertionError, tf.errors.OpError) as error:
+        except (tf.errors.OpError, IndexError) as error:
+            raise _Damaged(str(error).split("\n")[0]) from error
+        except (ValueError, AssertionError) as error:
             reason = str(error).split("\n")[0]
             raise ValueError(
                 f"{prefix} cannot be resumed with this model and optimizer: "
                 f"{reason} Give another --output_dir, or the flags of the "
                 "run that wrote it."
             ) from error
+        return Progress(**state)
 
     def _states(self):
         """(step, directory) of every resume state on the disk."""
@@ -103,7 +121,7 @@ class RunDirectory:
         """Writes the state of a step whole; keeps the newest two."""
         if not self._writes:
             return
-        with _naming_a_full_disk(self.path):
+        with checkpoints.naming_a_full_disk(self.path):
             self._write_resume(progress)
 
     def _write_resume(self, progress):
@@ -134,14 +152,22 @@ class RunDirectory:
         if not self._writes:
             return
         prefix = str(self.path / f"model.ckpt-{step}")
-        with _naming_a_full_disk(self.path):
+        with checkpoints.naming_a_full_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._save(prefix, self._model, optimizer, step)
             # Higher ones are another run's: neither listed nor removed.
-            steps = [n for n in checkpoint_steps(self.path) if n <= step]
+            steps = [
+                n for n in checkpoints.checkpoint_steps(self.path) if n <= step
+            ]
             _write_checkpoint_list(self.path, steps[-KEEP_CHECKPOINTS:])
         for old in steps[:-KEEP_CHECKPOINTS]:
             _remove_checkpoint(self.path, old)
+
+    def has_hand_over(self, step):
+        """Whether model.ckpt-STEP is there with both of its files."""
+        found = {path.name for path in self.path.glob(f"model.ckpt-{step}.*")}
+        prefix = f"model.ckpt-{step}"
+        return {f"{prefix}.index", f"{prefix}.data-00000-of-00001"} <= found
 
     def save_best(self, step, metrics):
         """Writes best/model.ckpt-STEP with its metrics, drops the last."""
@@ -149,18 +175,18 @@ class RunDirectory:
             return
         best = self.path / "best"
         prefix = str(best / f"model.ckpt-{step}")
-        with _naming_a_full_disk(self.path):
+        with checkpoints.naming_a_full_disk(self.path):
             best.mkdir(parents=True, exist_ok=True)
             self._save(prefix, self._model, None, step)
             _write_whole(best / "metrics.json", json.dumps(metrics, indent=1))
             _write_checkpoint_list(best, [step])
-        for other in checkpoint_steps(best):
+        for other in checkpoints.checkpoint_steps(best):
             if other != step:
                 _remove_checkpoint(best, other)
 
     def best_checkpoint(self):
         """The prefix of the best checkpoint, None without one."""
-        return tf.train.latest_checkpoint(str(self.path / "best"))
+        return checkpoints.newest_checkpoint(self.path / "best")
 
     def load_best(self):
         """Loads the best checkpoint into the model; returns its prefix.
@@ -173,17 +199,6 @@ class RunDirectory:
 
 
 @contextlib.contextmanager
-def _naming_a_full_disk(directory):
-    """Turns an error of a full disk into one that says what to do."""
-    try:
-        yield
-    except (tf.errors.OpError, OSError) as error:
-        if not checkpoints.is_full_disk(error):
-            raise
-        raise checkpoints.full_disk(directory) from error
-
-
-@contextlib.contextmanager
 def _quiet():
     """Leaves out TensorFlow's line about each checkpoint it writes."""
     logger = logging.get_absl_logger()
@@ -193,15 +208,6 @@ def _quiet():
         yield
     finally:
         logger.setLevel(before)
-
-
-def checkpoint_steps(directory):
-    """The steps of the model.ckpt-N in a directory, ascending."""
-    found = (
-        re.fullmatch(r"model\.ckpt-(\d+)\.index", path.name)
-        for path in directory.glob("model.ckpt-*.index")
-    )
-    return sorted(int(match[1]) for match in found if match)
 
 
 def _remove_checkpoint(directory, step):

@@ -3,8 +3,14 @@
 import logging
 import os
 
-from classification_data import SPLITS, Columns, TableProcessor, read_labels
-from text_files import json_text, located
+from classification_data import (
+    SPLITS,
+    Columns,
+    TableProcessor,
+    only_place,
+    read_labels,
+)
+from text_files import check_label, json_text, located
 
 _KEYS = ("label", "text_a", "text_b")
 _YES = {"1", "1.0", "true", "True", "TRUE"}
@@ -59,6 +65,16 @@ class TsvProcessor(TableProcessor):
         if isinstance(columns, str):
             columns = [part.strip() for part in columns.split(",")]
         self.label_columns = columns
+        if columns and len(set(columns)) < len(columns):
+            raise ValueError(
+                f"--label_columns={','.join(columns)} names a column twice. "
+                "Name each once."
+            )
+        if not self.options["label_separator"]:
+            raise ValueError(
+                "--label_separator is empty; give what divides the labels of "
+                "a row, such as a comma or a semicolon."
+            )
         if self.options["regression"] and (
             self.options["multi_label"] or columns
         ):
@@ -74,6 +90,20 @@ class TsvProcessor(TableProcessor):
             self.metric_names = ("micro_f1", "macro_f1")
         self._labels = self._named_labels()
 
+    def _find(self, data_dir, split, names=None):
+        path = super()._find(data_dir, split, names)
+        if not self.options[f"{split}_file"]:
+            others = [
+                name
+                for name in self.files[split]
+                if os.path.exists(os.path.join(data_dir or "", name))
+            ]
+            if len(others) > 1:
+                logging.warning(
+                    "%s: of %s the first is read.", data_dir, ", ".join(others)
+                )
+        return path
+
     def _known_labels(self):
         """The labels that a run was restored with, or found, or None."""
         if self.options["labels"] and not self.label_columns:
@@ -83,8 +113,15 @@ class TsvProcessor(TableProcessor):
     def _named_labels(self):
         """The labels that options name, or None."""
         labels = self.options["labels"]
-        if not labels and self.options["labels_file"]:
-            labels = read_labels(self.options["labels_file"])
+        file = self.options["labels_file"]
+        if not labels and file:
+            if not os.path.isfile(file):
+                raise ValueError(f"--labels_file={file} is no file.")
+            labels = read_labels(file)
+            if len(labels) < 2 and self.output_mode == "classification":
+                raise ValueError(
+                    f"{file}: holds one label; a classifier needs two or more."
+                )
         columns = self.label_columns
         if not columns:
             return list(labels) if labels else None
@@ -125,12 +162,20 @@ class TsvProcessor(TableProcessor):
         """The labels that a training set uses: numbers by value, then text."""
         found, whole = set(), True
         for example in examples:
+            labels = ()
             if example.label is None:
                 whole = False
             elif self.output_mode == "multi_label":
-                found.update(self._split_labels(example.label))
+                labels = self._split_labels(example.label)
             else:
-                found.add(example.label)
+                labels = (example.label,)
+            for label in set(labels) - found:
+                check_label(*example.source.rsplit(":", 1), label)
+            found.update(labels)
+        if not found:
+            raise ValueError(
+                f"{path}: no row has a label. Is --label_column right?"
+            )
         if self.output_mode != "multi_label" and whole and len(found) == 1:
             raise ValueError(
                 f"{path}: every row has the label '{min(found)}'; a "
@@ -212,7 +257,7 @@ class TsvProcessor(TableProcessor):
             if isinstance(name, int) and name < len(names):
                 return name
             if str(name).lower() in names:
-                return names.index(str(name).lower())
+                return only_place(path, line, names, str(name).lower())
             if needed:
                 raise located(
                     path,

@@ -73,7 +73,7 @@ def define_flags():
         "Whether to score whole sentences of tags (a linear-chain CRF) and "
         "not each tag on its own.",
     )
-    flags.DEFINE_float(
+    common_flags.define_float(
         "crf_rate_multiplier",
         100.0,
         "How many times faster the CRF's transitions learn than the rest.",

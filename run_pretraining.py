@@ -61,7 +61,7 @@ def define_flags():
 
 
 def _define_new_flags():
-    flags.DEFINE_float(
+    common_flags.define_float(
         "num_train_epochs",
         None,
         "How often to go through the records, instead of --num_train_steps.",

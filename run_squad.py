@@ -52,7 +52,7 @@ def define_flags():
         False,
         "Whether some questions have no answer, as in SQuAD 2.0.",
     )
-    flags.DEFINE_float(
+    common_flags.define_float(
         "null_score_diff_threshold",
         0.0,
         "With --version_2_with_negative: a question whose null odds are "
@@ -96,6 +96,7 @@ def define_window_flags():
         "max_query_length",
         64,
         "The longest question in pieces; longer ones are cut.",
+        lower_bound=1,
     )
     number(
         "n_best_size",
@@ -172,7 +173,8 @@ class SquadTask(tasks.Task):
             if not path:
                 raise ValueError(f"--{phase} needs --{flag}.")
             if not os.path.isfile(path):
-                raise ValueError(f"--{flag}={path} does not exist.")
+                what = "is a directory" if os.path.isdir(path) else "is missing"
+                raise ValueError(f"--{flag}={path} {what}. Name a file.")
         reading_comprehension.check_lengths(
             FLAGS.max_seq_length, FLAGS.doc_stride, FLAGS.max_query_length
         )
@@ -229,7 +231,14 @@ class SquadTask(tasks.Task):
     def examples(self, split):
         """Reads a split; the questions to be answered once for all phases."""
         if split == "train":
-            return {"": self._read(FLAGS.train_file, True).examples}
+            examples = self._read(FLAGS.train_file, True).examples
+            if not examples:
+                raise ValueError(
+                    f"{FLAGS.train_file}: no question has an answer that "
+                    "stands at its offset in the passage. Mend the offsets: "
+                    "they count characters from 0."
+                )
+            return {"": examples}
         if self._questions is None:
             self._questions, report = self._read(FLAGS.predict_file, False)
             if self.metric == "auto":
@@ -238,6 +247,14 @@ class SquadTask(tasks.Task):
                 )
             if self.metric == "dureader":
                 self.best_metric = "eval_rouge_l"
+        if split == "eval" and not squad_metrics.with_gold(
+            self._questions, self.version_2
+        ):
+            raise ValueError(
+                f"{FLAGS.predict_file}: no question has an answer to compare "
+                "with, so it can be predicted but not scored. Leave out "
+                "--do_eval."
+            )
         return {"": self._questions}
 
     def _read(self, path, is_training):
@@ -387,6 +404,9 @@ class SquadTask(tasks.Task):
         """Writes the original's two or three JSON files."""
         answers = self.answers(examples, outputs)
         answers.write(directory, self.version_2)
+        former = os.path.join(directory, "null_odds.json")
+        if not self.version_2 and os.path.exists(former):
+            os.remove(former)  # it is of other predictions
         names = ["predictions", "nbest_predictions"]
         names += ["null_odds"] if self.version_2 else []
         return [os.path.join(directory, f"{name}.json") for name in names]

@@ -25,6 +25,14 @@ import training
 
 FLAGS = common_flags.FLAGS
 RUN_FILE = "run.json"
+# What a run writes before it gets its name; nobody else writes here.
+LEFT_OVERS = (
+    ".model.ckpt-*.partial*",
+    "best/.model.ckpt-*.partial*",
+    "saved_model/*.tmp",
+    "saved_model/*.old",
+    "vocab.txt.*.tmp",
+)
 
 
 # ------------------------------------------------------------- what is there
@@ -176,6 +184,18 @@ class Run(abc.ABC):
         common_flags.check_output_dir(self.output_dir)
         if self.is_chief:  # the others share its directory
             common_flags.hold_directory(self.output_dir)
+            self._remove_left_overs()
+
+    def _remove_left_overs(self):
+        """Removes what a killed run had not finished writing here."""
+        directory = pathlib.Path(self.output_dir)
+        for pattern in LEFT_OVERS:
+            for path in directory.glob(pattern):
+                logging.info("Removing %s, left by a killed run.", path)
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
     def _describe(self, directory):
         """Writes run.json, config and vocabulary, once and whole."""
@@ -230,7 +250,7 @@ class Run(abc.ABC):
 
         It is the original's, or of a run that lost its run.json: better
         refused now than when the training begins."""
-        newest = tf.train.latest_checkpoint(self.output_dir)
+        newest = checkpoints.newest_checkpoint(self.output_dir)
         if newest and not self.former:
             checkpoints.restore_checkpoint(newest, self.model)
 
@@ -239,8 +259,8 @@ class Run(abc.ABC):
 
         Gives its prefix, or None where there is none."""
         best = os.path.join(self.output_dir, "best")
-        prefix = tf.train.latest_checkpoint(best)
-        prefix = prefix or tf.train.latest_checkpoint(self.output_dir)
+        prefix = checkpoints.newest_checkpoint(best)
+        prefix = prefix or checkpoints.newest_checkpoint(self.output_dir)
         if prefix:
             self._restore(prefix)
         return prefix

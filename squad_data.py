@@ -13,7 +13,7 @@ import json
 import re
 
 from reading_comprehension import SquadExample, align_to_words
-from text_files import NESTED
+from text_files import json_places, parse_json
 
 _SHOWN = 20  # messages kept in a report
 _NEARBY = (0, -1, 1, -2, 2)
@@ -104,7 +104,7 @@ class _Place:
         self.line = line
 
     def __str__(self):
-        line = self.line or self.reader.line_of(self.needle)
+        line = self.line or self.reader.line_of(self.path)
         path = self.path or "the file"
         where = f"{self.reader.report.path}:{line}: {path}"
         return f"{where} (id {self.needle})" if self.needle else where
@@ -134,7 +134,7 @@ class _Reader:
         self.examples = []
         self.ids = {}
         self.text = ""
-        self._line_starts = None
+        self._places = self._line_ends = None  # until a line is asked for
 
     # --- the file ---
 
@@ -164,6 +164,7 @@ class _Reader:
             raise ValueError(f"{self.report.path}: holds no question")
         self.report.counts["examples"] = len(self.examples)
         self.text = ""
+        self._places = self._line_ends = None
 
     def _is_json_line(self, line):
         try:
@@ -173,15 +174,7 @@ class _Reader:
         return isinstance(value, dict) and "documents" in value
 
     def _read_json(self):
-        try:
-            content = json.loads(self.text)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{self.report.path}:{error.lineno}: not JSON: {error.msg} "
-                f"(column {error.colno})"
-            ) from None
-        except RecursionError:
-            raise ValueError(f"{self.report.path}:1: {NESTED}") from None
+        content = parse_json(self.report.path, self.text)
         if isinstance(content, list):
             self.report.layout = "CMRC 2018 nesting"
             for number, entry in enumerate(content):
@@ -198,36 +191,20 @@ class _Reader:
         for number, line in enumerate(self.text.split("\n"), 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{self.report.path}:{number}: not JSON: {error.msg} "
-                    f"(column {error.colno})"
-                ) from None
-            except RecursionError:
-                raise ValueError(
-                    f"{self.report.path}:{number}: {NESTED}"
-                ) from None
+            row = parse_json(self.report.path, line, number)
             self._read_dureader(row, _Place(self, "row", line=number))
 
-    def line_of(self, needle):
-        """The line where the id `needle` first stands (1 if unknown)."""
-        if not needle or not self.text:
-            return 1
-        if self._line_starts is None:
-            self._line_starts = [
-                match.end() for match in re.finditer("\n", self.text)
+    def line_of(self, path):
+        """The line of the id of what has this path, or where it begins."""
+        if self._places is None:
+            self._places = json_places(self.text)
+            self._line_ends = [
+                match.start() for match in re.finditer("\n", self.text)
             ]
-        for quoted in (
-            json.dumps(needle, ensure_ascii=False),
-            json.dumps(needle),
-            needle,
-        ):
-            found = self.text.find(quoted)
-            if found >= 0:
-                return bisect.bisect_right(self._line_starts, found) + 1
-        return 1
+        names = (f"{path}.id", f"{path}.query_id", path)
+        found = (self._places[name] for name in names if name in self._places)
+        place = next(found, 0)
+        return bisect.bisect_left(self._line_ends, place) + 1
 
     # --- layouts ---
 
@@ -304,21 +281,20 @@ class _Reader:
             qas_id = self._id(question, "query_id", inner)
             inner = inner.child("", qas_id)
             text = self._field(question, "query_text", str, inner)
-            answers = question.get("answers")
             answers = self._texts(question, inner)
             pairs = answers and [(item, context.find(item)) for item in answers]
             self._add(qas_id, text, context, pairs, not answers, inner)
 
-    def _texts(self, question, place):
+    def _texts(self, question, place, name="answers"):
         """Answers without offsets: a list of str, None if not given."""
-        answers = question.get("answers")
-        if answers is None and not self.is_training:
+        answers = question.get(name)
+        if answers is None and not (self.is_training and name == "answers"):
             return None
         if not isinstance(answers, list) or not all(
             isinstance(answer, str) for answer in answers
         ):
             raise ValueError(
-                f"{place}: the field 'answers' must be a list of strings"
+                f"{place}: the field '{name}' must be a list of strings"
             )
         return answers
 
@@ -343,16 +319,17 @@ class _Reader:
         answers = self._texts(row, place)
         pairs = [(answer, context.find(answer)) for answer in answers or ()]
         if self.is_training and all(start < 0 for _, start in pairs):
-            pairs = self._written_answers(row, context, answers) + pairs
+            written = self._written_answers(row, context, answers, place)
+            pairs = written + pairs
         self._add(qas_id, question, context, pairs, not answers, place, answers)
 
-    def _written_answers(self, row, context, answers):
+    def _written_answers(self, row, context, answers, place):
         """Spans for answers that were written freely, not copied.
 
         The file's own `fake_answers` where they stand in the passage, else
         the run of sentences that shares most characters with an answer."""
-        for answer in row.get("fake_answers") or []:
-            if isinstance(answer, str) and answer and answer in context:
+        for answer in self._texts(row, place, "fake_answers") or []:
+            if answer and answer in context:
                 self.report.counts["answers by fake_answers"] += 1
                 return [(answer, context.find(answer))]
         found = [closest_sentences(context, answer) for answer in answers]
@@ -379,8 +356,9 @@ class _Reader:
         return value
 
     def _id(self, mapping, name, place):
-        if isinstance(mapping, dict) and isinstance(mapping.get(name), int):
-            mapping = {name: str(mapping[name])}
+        value = mapping.get(name) if isinstance(mapping, dict) else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            mapping = {name: str(value)}
         qas_id = self._field(mapping, name, str, place)
         if qas_id in self.ids:
             raise ValueError(

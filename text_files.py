@@ -25,6 +25,21 @@ def located(path, line, message):
     return ValueError(f"{path}:{line}: {message}")
 
 
+class UnknownLabel(ValueError):
+    """A row's label that is not one of those of the model."""
+
+
+def check_label(path, line, label):
+    """Raises ValueError for a label that no file of labels can hold."""
+    if any(c in "\n\r\t" or 0xD800 <= ord(c) < 0xE000 for c in label):
+        raise located(
+            path,
+            line,
+            f"label {ascii(label)} holds a tab, a line end or half of a "
+            "surrogate pair, so no line of a file could keep it. Rename it.",
+        )
+
+
 def read_lines(path, encoding="utf-8"):
     """Yields (line number from 1, text without its line end) of a file.
 
@@ -138,23 +153,72 @@ def read_csv(path, encoding="utf-8"):
 NESTED = "the JSON is nested too deeply. Is it the right file?"
 
 
+_LONG_NUMBER = re.compile(r"\d{4301}")
+
+
+def parse_json(path, text, line=1, remedy=""):
+    """The value of a JSON text that begins in `line` of a file.
+
+    Raises ValueError with file and line for what is none, ending in
+    `remedy`."""
+    try:
+        # strict=False: a raw lone \r or tab in a string is text
+        return json.loads(text, strict=False)
+    except json.JSONDecodeError as error:
+        line += error.lineno - 1
+        problem = f"not valid JSON ({error.msg} at column {error.colno})."
+    except RecursionError:
+        problem = NESTED
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        found = _LONG_NUMBER.search(text)
+        line += text.count("\n", 0, found.start() if found else 0)
+        problem = "a number of thousands of digits. Mend it."
+    raise located(path, line, f"{problem} {remedy}".rstrip())
+
+
+_BLANKS = re.compile(r"[ \t\n\r]*")
+
+
+def json_places(text):
+    """Where everything in a JSON text begins: {path: place of a character}.
+
+    Paths are such as `data[0].title`; the text must be valid."""
+    decode = json.JSONDecoder(strict=False).raw_decode
+    places = {}
+
+    def after_blanks(place):
+        return _BLANKS.match(text, place).end()
+
+    def walk(place, path):
+        places[path] = place
+        if text[place] not in "{[":
+            return decode(text, place)[1]
+        is_list, number = text[place] == "[", 0
+        place = after_blanks(place + 1)
+        while text[place] not in "}]":
+            if is_list:
+                inner = f"{path}[{number}]"
+            else:
+                key, place = decode(text, place)
+                place = after_blanks(after_blanks(place) + 1)
+                inner = f"{path}.{key}" if path else key
+            place = after_blanks(walk(place, inner))
+            if text[place] == ",":
+                place = after_blanks(place + 1)
+            number += 1
+        return place + 1
+
+    walk(after_blanks(0), "")
+    return places
+
+
 def read_json_lines(path):
     """Yields (line number, dict) of a file with one JSON object per line."""
     for number, text in read_lines(path):
         if is_blank(text):
             continue
-        try:
-            # strict=False: a raw lone \r or tab in a string is text
-            record = json.loads(text, strict=False)
-        except json.JSONDecodeError as error:
-            raise located(
-                path,
-                number,
-                f"not valid JSON ({error.msg} at column {error.colno}). "
-                "Each line must be one JSON object.",
-            ) from None
-        except RecursionError:
-            raise located(path, number, NESTED) from None
+        remedy = "Each line must be one JSON object."
+        record = parse_json(path, text, number, remedy)
         if not isinstance(record, dict):
             raise located(
                 path,

@@ -458,9 +458,19 @@ class Trainer:
                 self.num_train_steps,
                 ", stopped early" if progress.finished else "",
             )
+            if not self.directory.has_hand_over(progress.global_step):
+                self.directory.save_hand_over(progress.global_step, self._slots)
         result.global_step = progress.global_step
         result.stopped_early = progress.finished
         result.best_checkpoint = self.directory.best_checkpoint()
+        if progress.best_step is not None and not result.best_checkpoint:
+            logging.warning(
+                "%s/best/model.ckpt-%d, the best so far, is gone: going on "
+                "with the weights of step %d.",
+                self.directory.path,
+                progress.best_step,
+                progress.global_step,
+            )
         result.best_value = progress.best_value
         return result
 

@@ -621,3 +621,22 @@ def test_the_table_has_every_name():
     for column in ("original", "hugging_face"):
         names = [getattr(row, column) for row in rows]
         assert len(set(names)) == len(names)
+
+
+def test_the_newest_checkpoint_of_an_output_directory(tmp_path, caplog):
+    assert checkpoints.newest_checkpoint(tmp_path / "nowhere") is None
+    assert checkpoints.newest_checkpoint(tmp_path) is None
+    for step in (8, 10):
+        (tmp_path / f"model.ckpt-{step}.index").touch()
+    state = tmp_path / "checkpoint"
+    state.write_text('model_checkpoint_path: "model.ckpt-8"\n')
+    newest = str(tmp_path / "model.ckpt-10")
+    assert checkpoints.newest_checkpoint(tmp_path) == newest[:-2] + "8"
+    assert not caplog.records
+    for damaged in ("", "garbage", 'model_checkpoint_path: "model.ckpt-9"\n'):
+        state.write_text(damaged)
+        assert checkpoints.newest_checkpoint(tmp_path) == newest
+        assert "names no checkpoint that is there" in caplog.text
+        caplog.clear()
+    state.unlink()
+    assert checkpoints.newest_checkpoint(tmp_path) == newest

@@ -158,7 +158,7 @@ def test_own_regression(tmp_path):
     assert [e.label for e in train] == [-3.5, 100.0]
     assert processor.get_labels(tmp_path) == []
     assert processors.label_value(train[0], [], "regression") == -3.5
-    for word in ("nan", "inf", "low", ""):
+    for word in ("nan", "inf", "low"):
         write(tmp_path / "train.tsv", f"text_a\tlabel\na\t1\nb\t{word}\n")
         with pytest.raises(ValueError, match=f"tsv:3: label '{word}' is not a"):
             read("tsv", tmp_path, regression=True)
@@ -245,3 +245,77 @@ def test_a_label_in_the_column_of_a_text(tmp_path):
     both = {"label_column": "body", "text_a_column": "body"}
     with pytest.raises(ValueError, match="jsonl:1: --text_a_.* both .*'body'"):
         read("tsv", tmp_path, **both)
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        (
+            "label\ttext_a\n\tone\nb\ttwo\nc\tx\n",
+            {},
+            "2: has no label, which",
+        ),
+        (
+            "label\ttext_a\n \tone\nb\ttwo\nc\tx\n",
+            {},
+            "2: has no label, which",
+        ),
+        ("label\ttext_a\ttext_a\na\tb\tc\n", {}, "1: the columns at 1 and 2 "),
+        ("label\ttext_a\tlabel\na\tb\tc\n", {}, "0 and 2 .* named 'label'"),
+        (
+            "x\ty\tx\ttext_a\n0\t1\t0\ta\n",
+            {"label_columns": "x,y"},
+            "1: the columns at 0 and 2 .* named 'x'. Rename one",
+        ),
+        ("x\ttext_a\n0\ta\n", {"label_columns": "x,x"}, "a column twice"),
+        ("label\ttext_a\n", {"multi_label": True}, "holds no examples"),
+        (
+            "label\ttext_a\n\tone\n\ttwo\n",
+            {"multi_label": True},
+            "no row has a label. Is --label_column right",
+        ),
+        ("label\ttext_a\n", {"label_separator": ""}, "--label_separator is em"),
+        ("label\ttext_a\n1_000\ta\n", {"regression": True}, "'1_000' is not a"),
+        ("label\ttext_a\n1e300\ta\n", {"regression": True}, "below 1e.18"),
+        ("label\ttext_a\na\tb\n", {"labels_file": "nowhere"}, "is no file"),
+    ],
+)
+def test_what_is_wrong_with_labels_is_said(tmp_path, text, options, message):
+    write(tmp_path / "train.tsv", text)
+    with pytest.raises(ValueError, match=message):
+        read("tsv", tmp_path, **options)
+
+
+def test_blanks_around_a_label_make_no_other_label(tmp_path):
+    write(tmp_path / "train.tsv", "label\ttext_a\n a b \t1\na b\t2\nc\t3\n")
+    processor = get_processor("tsv")
+    train = processor.get_train_examples(tmp_path)
+    assert [e.label for e in train] == ["a b", "a b", "c"]
+    assert processor.get_labels() == ["a b", "c"]
+
+
+@pytest.mark.parametrize("label", ['"a\nb"', '"a\tb"'])
+def test_a_label_must_fit_on_a_line(tmp_path, label):
+    text = f"label,text_a\nx,one\n{label},two\n"
+    (tmp_path / "train.csv").write_text(text)
+    with pytest.raises(ValueError, match="csv:3: label .* holds a tab, a line"):
+        read("tsv", tmp_path)
+    record = json.dumps({"label": "\ud800", "text_a": "x"})
+    (tmp_path / "train.jsonl").write_text(record + "\n")
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(ValueError, match="jsonl:1: label .* surrogate"):
+        read("tsv", tmp_path)
+
+
+def test_a_labels_file_of_one_label_and_a_second_training_file(
+    tmp_path, caplog
+):
+    write(tmp_path / "train.tsv", "label\ttext_a\na\tb\na\tc\n")
+    write(tmp_path / "labels.txt", "a\n")
+    file = str(tmp_path / "labels.txt")
+    with pytest.raises(ValueError, match="holds one label; a classifier needs"):
+        read("tsv", tmp_path, labels_file=file)
+    write(tmp_path / "labels.txt", "a\nb\n")
+    write(tmp_path / "train.csv", "label,text_a\na,b\n")
+    assert len(read("tsv", tmp_path, labels_file=file)) == 2
+    assert "of train.tsv, train.csv the first is read" in caplog.text

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import script_runs
+from absl import flags
 from conftest import GOLDEN, ROOT, minilm_directory, run_script, shared_data
 from squad_cases import INDEX, SQUAD, read_gzip_json, tokenizer_of
 
@@ -956,3 +957,36 @@ def test_report_shows_the_worst_questions(squad, toy, tmp_path):
         assert f"<h2>{title}</h2>" in page, title
     assert page.count("<svg") == 4
     assert "(no answer)" in page
+
+
+def test_answers_to_score_are_asked_for_before_the_model(squad, tmp_path):
+    path = tmp_path / "questions.json"
+    qas = [{"id": "a", "question": "who is it"}]
+    paragraphs = [{"context": "it is he", "qas": qas}]
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    with pytest.raises(ValueError, match="questions.json: no question has an"):
+        squad(predict_file=path, do_predict=True, do_eval=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_training_needs_an_answer_at_its_place(squad, tmp_path):
+    path = write_questions(tmp_path / "t.json", ("it is he", "who", "you"))
+    with pytest.raises(ValueError, match="t.json: no question has an answer"):
+        squad(train_file=path, do_train=True)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_thresholds_are_numbers(squad, toy, value):
+    with pytest.raises(flags.IllegalFlagValueError, match="finite number"):
+        squad(
+            predict_file=toy,
+            do_predict=True,
+            null_score_diff_threshold=value,
+        )
+
+
+def test_null_odds_of_other_predictions_do_not_stay(squad, toy, tmp_path):
+    squad(predict_file=toy, do_predict=True, version_2_with_negative=True)
+    assert (tmp_path / "out/null_odds.json").exists()
+    squad(predict_file=toy, do_predict=True, version_2_with_negative=False)
+    assert not (tmp_path / "out/null_odds.json").exists()

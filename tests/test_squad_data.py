@@ -382,7 +382,7 @@ def without(mapping, name):
     [
         (b"\xff{}", r"file.json:1: not valid UTF-8"),
         (b'{"data":\n[\n"\xe4\xb8"]}', r"file.json:3: not valid UTF-8"),
-        ('{"data": [\n}', r"file.json:2: not JSON: "),
+        ('{"data": [\n}', r"file.json:2: not valid JSON"),
         ("", r"file.json: is empty"),
         ("\ufeff \n", r"file.json: is empty"),
         ({"data": []}, "holds no question"),
@@ -437,7 +437,7 @@ def without(mapping, name):
             json.dumps(dureader()) + "\n" + json.dumps(dureader()),
             r"file.json:2: row \(id 186572\): this question id stands at",
         ),
-        (json.dumps(dureader()) + "\n{", r"file.json:2: not JSON"),
+        (json.dumps(dureader()) + "\n{", r"file.json:2: not valid JSON"),
         (
             json.dumps(dureader(documents=[{"paragraphs": [3]}])),
             r"documents\[0\] \(id 186572\): a paragraph is not a string",
@@ -465,4 +465,45 @@ def test_line_of_a_question_with_an_escaped_id(read):
         n for n, row in enumerate(text.split("\n"), 1) if "n\\u00e9" in row
     )
     with pytest.raises(ValueError, match=rf"file.json:{line}: .*\(id né\)"):
+        read(text)
+
+
+def test_messages_name_the_line(read):
+    several = squad(question(), {"question": "No id?", "answers": []})
+    text = json.dumps(several, indent=1)
+    number = text[: text.index('"question": "No id?"')].count("\n")
+    with pytest.raises(ValueError, match=rf"json:{number}: .*\.qas\[1\]: the"):
+        read(text)
+    twice = json.dumps(squad(question("7"), question("7")), indent=1)
+    number = twice[: twice.rindex('"id": "7"')].count("\n") + 1
+    with pytest.raises(ValueError, match=rf"json:{number}: .*qas\[1\] .*stand"):
+        read(twice)
+    numbers = squad(question(24, text=5), context="24 " + CONTEXT)
+    text = json.dumps(numbers, indent=1)
+    number = text[: text.index('"id": 24')].count("\n") + 1
+    with pytest.raises(ValueError, match=f"json:{number}: .*of type str, not"):
+        read(text)
+
+
+def test_truth_is_no_id(read):
+    with pytest.raises(ValueError, match="'id' must be of type str, not bool"):
+        read(squad(question(True)))
+
+
+@pytest.mark.parametrize("fakes", [5, "in", [5]])
+def test_fake_answers_must_be_texts(read, fakes):
+    row = {
+        "question_id": 1,
+        "question": "q",
+        "documents": [{"paragraphs": ["Paris is in France"]}],
+        "answers": ["zzz"],
+        "fake_answers": fakes,
+    }
+    with pytest.raises(ValueError, match="'fake_answers' must be a list of st"):
+        read(json.dumps(row))
+
+
+def test_numbers_of_thousands_of_digits(read):
+    text = '{"data": [\n{"id": ' + "9" * 5000 + "}]}"
+    with pytest.raises(ValueError, match="json:2: a number of thousands of"):
         read(text)

@@ -183,7 +183,7 @@ def test_deeply_nested_json(tmp_path):
     with pytest.raises(ValueError, match="a.json:2: .*nested too deeply"):
         list(text_files.read_json_lines(path))
     write(path, deep)
-    with pytest.raises(ValueError, match="a.json: .*nested too deeply"):
+    with pytest.raises(ValueError, match="a.json:1: .*nested too deeply"):
         common_flags.read_json(path)
     reader = squad_data._Reader(path, False, False, False)
     with pytest.raises(ValueError, match="a.json:1: .*nested too deeply"):
@@ -193,3 +193,19 @@ def test_deeply_nested_json(tmp_path):
     reader._read_dureader = lambda row, place: None
     with pytest.raises(ValueError, match="a.json:2: .*nested too deeply"):
         reader.read()
+
+
+def test_places_in_json():
+    text = ' {"a": [1, {"b\\"c": "]}"}, []],\n "d": {}, "e": null}\n'
+    places = text_files.json_places(text)
+    assert {path: text[at] for path, at in places.items()} == {
+        "": "{",
+        "a": "[",
+        "a[0]": "1",
+        "a[1]": "{",
+        'a[1].b"c': '"',
+        "a[2]": "[",
+        "d": "{",
+        "e": "n",
+    }
+    assert text[: places["d"]].count("\n") == 1

@@ -453,6 +453,48 @@ def test_half_written_states_are_ignored(one_device, tmp_path):
     assert left == {"step-6", "step-9", "step-12"}
 
 
+def cut(path):
+    path.write_bytes(path.read_bytes()[:20])
+
+
+DAMAGES = {
+    "data cut": lambda d: cut(d / "variables.data-00000-of-00001"),
+    "data gone": lambda d: (d / "variables.data-00000-of-00001").unlink(),
+    "index cut": lambda d: cut(d / "variables.index"),
+    "index gone": lambda d: (d / "variables.index").unlink(),
+    "state cut": lambda d: cut(d / "state.json"),
+    "state empty": lambda d: (d / "state.json").write_text("{}"),
+    "state a list": lambda d: (d / "state.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_passed_over(one_device, tmp_path, log, damage):
+    whole, _ = run(one_device, tmp_path / "a", save_checkpoints_steps=4)
+    path = tmp_path / "b"
+    run(
+        one_device,
+        path,
+        num_train_steps=8,
+        planned_steps=20,
+        save_checkpoints_steps=4,
+    )
+    DAMAGES[damage](path / "resume" / "step-8")
+    trainer, result = run(one_device, path, save_checkpoints_steps=4)
+    assert result.first_step == 4
+    assert_same(weights_of(trainer), weights_of(whole))
+    assert any("step-8 is damaged" in line for line in log)
+
+
+def test_a_checkpoint_that_was_lost_is_written_again(one_device, tmp_path):
+    run(one_device, tmp_path)
+    data = tmp_path / "model.ckpt-20.data-00000-of-00001"
+    before = data.read_bytes()
+    data.unlink()
+    run(one_device, tmp_path)
+    assert data.read_bytes() == before
+
+
 def test_state_of_another_model_is_refused(one_device, tmp_path):
     run(one_device, tmp_path, num_train_steps=2)
     trainer = toy.make_trainer(one_device, tmp_path, num_train_steps=4)
