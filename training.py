@@ -39,7 +39,6 @@ from output_directory import (
     Meter,
     Progress,
     RunDirectory,
-    checkpoint_steps,
 )
 
 __all__ = [
@@ -553,7 +552,7 @@ class Trainer:
         what, value = "loss", figures[bad, LOSS]
         if np.isfinite(value):
             what, value = "gradient's norm", figures[bad, NORM]
-        steps = checkpoint_steps(self.directory.path)
+        steps = checkpoints.checkpoint_steps(self.directory.path)
         good = f"model.ckpt-{steps[-1]}" if steps else "none"
         raise TrainingDiverged(
             f"The {what} is {value} at step {first + bad + 1} of "
