@@ -346,3 +346,53 @@ def test_directory_describes_itself(chain):
     assert json.loads((top / "first" / "bert_config.json").read_text()) == (
         json.loads((tiny / "bert_config.json").read_text())
     )
+
+
+def test_lost_files_of_an_output_directory(unbroken, tmp_path):
+    whole = tmp_path / "whole"
+    copies = [tmp_path / name for name in ("list", "empty", "all", "left")]
+    predict = ["--do_predict", "--notensorboard"]
+    shutil.copytree(unbroken / "first", whole)
+    for copy in copies:
+        shutil.copytree(unbroken / "first", copy)
+    lost_list, empty_list, no_checkpoint, left_over = copies
+    (lost_list / "checkpoint").unlink()
+    (empty_list / "checkpoint").write_text("")
+    for path in no_checkpoint.glob("model.ckpt-*"):
+        path.unlink()
+    (left_over / "saved_model" / "1.77.tmp").mkdir(parents=True)
+    (left_over / ".model.ckpt-5.77.partial.data-0").touch()
+
+    def run(directory, *flags):
+        start = command(unbroken, directory, *flags)
+        start.remove("--do_train")
+        return [x for x in start if not x.startswith("--init_checkpoint")]
+
+    runs = run_all(
+        [
+            run(whole, *predict),
+            run(lost_list, *predict),
+            run(empty_list, *predict),
+            run(no_checkpoint, "--do_export"),
+            run(left_over, *predict),
+        ],
+        tmp_path,
+    )
+    assert [r.code for r in runs] == [0, 0, 0, 1, 0], runs
+    expected = read_table(whole / "test_results.tsv")
+    for directory in (lost_list, empty_list, left_over):
+        assert read_table(directory / "test_results.tsv") == expected
+    for number in (1, 2):
+        assert any("names no checkpoint" in x for x in runs[number].log)
+    assert "There is no model:" in runs[3].stderr
+    assert not (no_checkpoint / "saved_model").exists()
+    assert not list((left_over / "saved_model").iterdir())
+    assert not list(left_over.glob(".model*"))
+
+
+def test_a_best_checkpoint_that_is_gone_is_missed(unbroken, tmp_path):
+    train = command(unbroken, tmp_path / "out", "--do_eval", "--eval_steps=5")
+    succeed([train], tmp_path)
+    shutil.rmtree(tmp_path / "out" / "best")
+    (again,) = succeed([train], tmp_path)
+    assert any("the best so far, is gone" in line for line in again.log)
