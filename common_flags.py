@@ -131,6 +131,11 @@ def define_device_flags():
         )
 
 
+def on_tpu():
+    """Whether shapes must be static: padding is computed then."""
+    return FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
+
+
 def define_output_flags():
     """What every training script writes and how often."""
     flags.DEFINE_string(
@@ -537,9 +542,10 @@ def hold_directory(path):
 
     The kernel lets go of the lock however the process ends; the empty file
     stays. Raises OSError while another process holds it. A file system
-    without locks gives a warning only."""
+    without locks gives a warning and False, otherwise it returns True."""
     path = os.path.realpath(path)
     name = os.path.join(path, LOCK_FILE)
+    is_locked = True
     while not _is_same_file(_held.get(path), name):
         file = open(name, "a")
         try:
@@ -556,7 +562,9 @@ def hold_directory(path):
                 path,
                 error.strerror,
             )
+            is_locked = False
         _held[path] = file
+    return is_locked
 
 
 def release_directory(path):

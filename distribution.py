@@ -212,10 +212,14 @@ class Predictor:
             if isinstance(layer, modeling.Dense)
             and layer.compute_dtype == "bfloat16"
         ]
-        if sum(math.prod(k.shape) for k in kernels) <= MOST_CONSTANTS:
-            narrow = tf.bfloat16.as_numpy_dtype
-            self._constants = [(k, k.numpy().astype(narrow)) for k in kernels]
-            self._functions = {}
+        if sum(math.prod(k.shape) for k in kernels) > MOST_CONSTANTS:
+            return
+        # Queries are scaled before they are rounded; see modeling.Attention.
+        self._constants = [
+            (k, k.numpy() if "/query/" in k.path else _narrowed(k))
+            for k in kernels
+        ]
+        self._functions = {}
 
     def batches(self, batches):
         """Gives the dict of numpy outputs of each batch, rows in order.
@@ -304,6 +308,10 @@ class Predictor:
             for name, value in outputs.items()
         }
         return [{n: v[i] for n, v in local.items()} for i in range(len(parts))]
+
+
+def _narrowed(variable):
+    return variable.numpy().astype(tf.bfloat16.as_numpy_dtype)
 
 
 def predict(model, batches, strategy=None, run_eagerly=False):

@@ -85,7 +85,7 @@ class Extractor:
     def load(self):
         """Makes the model and loads --init_checkpoint."""
         strategy = runs.make_strategy()
-        padded = runs.on_tpu()
+        padded = common_flags.on_tpu()
         self._length = FLAGS.max_seq_length if padded else None
         with strategy.scope():
             model = modeling.BertModel(

@@ -110,8 +110,9 @@ class Voyage(runs.Run):
                 "--init_checkpoint, or --bert_config_file and --vocab_file to "
                 "train new weights."
             )
-        runs.require_file(self.files, "bert_config_file")
-        runs.require_file(self.files, "vocab_file")
+        former = self.output_dir if self.former else None
+        for flag in ("bert_config_file", "vocab_file"):
+            runs.require_file(self.files, flag, output_dir=former)
 
     def _recall(self, trained):
         """Tells the task what its run.json says."""
@@ -166,13 +167,7 @@ class Voyage(runs.Run):
         if FLAGS.do_train:
             self._train()
         elif not self._load_trained():
-            if not self.files.checkpoint:
-                raise self._no_model()
-            logging.warning(
-                "%s holds no trained checkpoint: the weights are those of "
-                "--init_checkpoint.",
-                self.output_dir,
-            )
+            self._check_untrained()
         self._predictor.freeze()
         results = {}
         if FLAGS.do_eval and self.is_chief:
@@ -241,18 +236,14 @@ class Voyage(runs.Run):
             **self._model_description(),
         }
 
-    def _no_model(self):
-        return ValueError(
-            f"There is no model: {self.output_dir} holds no trained "
-            "checkpoint. Add --do_train or --init_checkpoint."
-        )
-
     def _check_directory(self):
-        """Raises ValueError where the directory is another run's."""
-        if not self.former:
-            steps = checkpoints.checkpoint_steps(self.output_dir)
-            if not (FLAGS.do_train or steps or self.files.checkpoint):
-                raise self._no_model()
+        """Raises ValueError where the directory is another run's.
+
+        Or where there is neither a trained model nor one to begin with."""
+        places = (self.output_dir, os.path.join(self.output_dir, "best"))
+        steps = any(map(checkpoints.checkpoint_steps, places))
+        if not (FLAGS.do_train or steps or self.files.checkpoint):
+            raise self._no_model()
         super()._check_directory()
 
     def _warn_of_changes(self):
@@ -285,7 +276,7 @@ class Voyage(runs.Run):
     def _build(self):
         """Makes strategy and model, and loads --init_checkpoint."""
         self._make_strategy()
-        padded = runs.on_tpu() or self.task.padded
+        padded = common_flags.on_tpu() or self.task.padded
         self._length = FLAGS.max_seq_length if padded else None
         policy = distribution.dtype_policy(FLAGS.precision)
         with self.strategy.scope():
@@ -301,23 +292,42 @@ class Voyage(runs.Run):
 
     def _check_checkpoint(self):
         if self.files.checkpoint:
-            self._load_initial(self.files.checkpoint)
+            self._loaded = self._load_initial(self.files.checkpoint)
         elif FLAGS.do_train and not self.former:
             logging.warning("No --init_checkpoint: training from new weights.")
         self._check_stray_checkpoint()
 
     def _load_initial(self, path):
-        """Loads --init_checkpoint, with its positions tiled if need be."""
+        """Loads --init_checkpoint, with its positions tiled if need be.
+
+        Gives the checkpoints.LoadReport."""
         shapes = checkpoints.CheckpointReader(path).shapes
         table = shapes.get(checkpoints.POSITION_EMBEDDINGS, [0])
         wanted = self.task.max_positions and self.config.max_position_embeddings
         if not wanted or wanted <= table[0]:
-            checkpoints.load_checkpoint(path, self.model)
-            return
+            return checkpoints.load_checkpoint(path, self.model)
         with tempfile.TemporaryDirectory() as directory:
             longer = os.path.join(directory, "model.ckpt")
             checkpoints.tile_positions(path, longer, wanted)
-            checkpoints.load_checkpoint(longer, self.model)
+            return checkpoints.load_checkpoint(longer, self.model)
+
+    def _check_untrained(self):
+        """Warns, or refuses to export, where the head was never trained."""
+        if not self.files.checkpoint:
+            raise self._no_model()
+        fresh = ", ".join(self._loaded.fresh)
+        if fresh and FLAGS.do_export:
+            raise ValueError(
+                f"{self.files.checkpoint} lacks {fresh}, so there is no "
+                "trained model to export. Add --do_train, or name a "
+                "fine-tuned checkpoint."
+            )
+        logging.warning(
+            "%s holds no trained checkpoint: the weights are those of "
+            "--init_checkpoint%s.",
+            self.output_dir,
+            f", and new ones for {fresh}" if fresh else "",
+        )
 
     # ---- training
 

@@ -25,9 +25,10 @@ MASKED_SCORE = -10000.0  # the original's; exp() of it is 0 in float32
 def dense(x, kernel, bias, scale=1.0, activation=None, training=False):
     """Gives activation((x @ kernel + bias) * scale), [T, I] to [T, O].
 
-    `kernel` [I, O] and `bias` [O] are float32 and are scaled before they are
-    cast to x's dtype, so that a scale such as 1 / 0.9 costs no bfloat16
-    rounding. Outside of training the product stays in the 2-D form whose bias
+    `kernel` [I, O] and `bias` [O] are float32, or cast already where nothing
+    scales them. They are scaled before they are cast to x's dtype, so that a
+    scale such as 1 / 0.9 costs no bfloat16 rounding. Outside of training the
+    product stays in the 2-D form whose bias
     and GELU oneDNN fuses; bfloat16 training takes a 3-D form, because only
     that one reaches the AMX kernel for weights that change each step."""
     if scale != 1.0:

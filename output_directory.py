@@ -20,6 +20,13 @@ import checkpoints
 
 KEEP_CHECKPOINTS = 5  # as the original's Estimator
 KEEP_RESUME_STATES = 2
+# What reading a file that is cut, lost or overwritten raises.
+DAMAGE = (
+    tf.errors.DataLossError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    IndexError,
+)
 # Columns of what a step reports; the losses by name follow.
 LOSS, NORM, RATE, STOP, NAMED = range(5)
 
@@ -61,28 +68,49 @@ class RunDirectory:
         self._save, self._load = save, load
         self._writes = writes
         self._resume = self.path / "resume"
+        self._damaged = []  # states that were passed over
+        self.is_resumed = False  # from a state in resume/
         self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
 
-    def restore(self):
+    def restore(self, skip_damaged=True):
         """Loads the newest state into the variables; returns its Progress.
 
         First choice is `resume/`, then a hand-over checkpoint (this
         program's or the original's, with slots if it has them), else the
-        variables stay as they are and the Progress is None.
+        variables stay as they are and the Progress is None. A state that
+        cannot be read is passed over with a warning, if there is another.
 
-        Raises ValueError where the state belongs to another model."""
+        Raises ValueError where the state belongs to another model, or is
+        damaged and there is no other, or `skip_damaged` is False: several
+        workers must not go on from different states."""
         for _, directory in sorted(self._states(), reverse=True):
             try:
                 return self._resume_from(directory)
             except _Damaged as error:
+                if not skip_damaged:
+                    raise ValueError(
+                        f"{directory} is damaged ({error}). Restore it, or "
+                        "remove it to go on with what was saved before."
+                    ) from error
                 logging.warning(
-                    "%s is damaged (%s); going on with an older state.",
-                    directory,
-                    error,
+                    "%s is damaged (%s): passing it over.", directory, error
                 )
+                self._damaged.append(directory)
         prefix = checkpoints.newest_checkpoint(self.path)
+        if prefix is None and self._damaged:
+            raise ValueError(
+                f"{self._resume} holds no state that can be read, and there "
+                f"is no checkpoint in {self.path}. Choose another directory "
+                "to begin anew."
+            )
         if prefix is None:
             return None
+        if self._damaged:
+            logging.warning(
+                "Going on with %s: its weights only, the optimizer's moments "
+                "begin anew.",
+                prefix,
+            )
         step = self._load(prefix, self._model, self._optimizer)
         return Progress(global_step=int(step), seed=None)
 
@@ -99,7 +127,7 @@ class RunDirectory:
         try:
             status = self._checkpoint.read(prefix)
             status.assert_existing_objects_matched()
-        except (tf.errors.OpError, IndexError) as error:
+        except DAMAGE as error:
             raise _Damaged(str(error).split("\n")[0]) from error
         except (ValueError, AssertionError) as error:
             reason = str(error).split("\n")[0]
@@ -108,6 +136,7 @@ class RunDirectory:
                 f"{reason} Give another --output_dir, or the flags of the "
                 "run that wrote it."
             ) from error
+        self.is_resumed = True
         return Progress(**state)
 
     def _states(self):
@@ -144,6 +173,8 @@ class RunDirectory:
             os.replace(final, old)
         os.replace(new, final)
         shutil.rmtree(old, ignore_errors=True)
+        while self._damaged:
+            shutil.rmtree(self._damaged.pop(), ignore_errors=True)
         for _, path in sorted(self._states())[:-KEEP_RESUME_STATES]:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -164,10 +195,10 @@ class RunDirectory:
             _remove_checkpoint(self.path, old)
 
     def has_hand_over(self, step):
-        """Whether model.ckpt-STEP is there with both of its files."""
-        found = {path.name for path in self.path.glob(f"model.ckpt-{step}.*")}
-        prefix = f"model.ckpt-{step}"
-        return {f"{prefix}.index", f"{prefix}.data-00000-of-00001"} <= found
+        """Whether model.ckpt-STEP is there, the index and some data."""
+        prefix = self.path / f"model.ckpt-{step}"
+        data = self.path.glob(f"{prefix.name}.data-*")
+        return os.path.exists(f"{prefix}.index") and any(data)
 
     def save_best(self, step, metrics):
         """Writes best/model.ckpt-STEP with its metrics, drops the last."""
@@ -187,6 +218,11 @@ class RunDirectory:
     def best_checkpoint(self):
         """The prefix of the best checkpoint, None without one."""
         return checkpoints.newest_checkpoint(self.path / "best")
+
+    def best_metrics(self):
+        """The metrics of the best checkpoint by name, {} without one."""
+        path = self.path / "best" / "metrics.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def load_best(self):
         """Loads the best checkpoint into the model; returns its prefix.

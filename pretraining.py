@@ -62,6 +62,8 @@ def _config_of(files, vocab):
 class PretrainingRun(runs.Run):
     """One run in one output directory, as the flags say."""
 
+    longer_inputs = "take a config with more positions"
+
     def __init__(self):
         super().__init__(FLAGS.output_dir, FLAGS.seed)
         self.tokenizer = None
@@ -78,7 +80,7 @@ class PretrainingRun(runs.Run):
             )
         self._check_length()
         self._check_vocab_is_there()
-        self._padded = runs.on_tpu()
+        self._padded = common_flags.on_tpu()
 
     def _check_vocab_is_there(self):
         for flag in ("do_predict", "dynamic_masking"):
@@ -94,7 +96,7 @@ class PretrainingRun(runs.Run):
         self._check_directory()
         if FLAGS.do_train:
             self._plan()
-        common_flags.check_output_dir(self.output_dir)
+        common_flags.find_output_parent(self.output_dir)
         self._build()
         self._hold_directory()
         self._load_initial()
@@ -212,10 +214,7 @@ class PretrainingRun(runs.Run):
     def _check_initial(self):
         """Raises ValueError unless --init_checkpoint gives a masked-LM head."""
         if not self.files.checkpoint:
-            raise ValueError(
-                f"There is no model: {self.output_dir} holds no trained "
-                "checkpoint. Add --do_train or --init_checkpoint."
-            )
+            raise self._no_model()
         if not self._head_is_there:
             raise ValueError(
                 f"{self.files.checkpoint}: has no masked-LM head ({HEAD}...), "

@@ -478,18 +478,9 @@ class ClassifierTask(tasks.Task):
             examples,
             self._by_example(examples, outputs),
             self._values(examples),
-            self._tokens(examples, outputs),
+            self.token_counts(examples, outputs),
             self.thresholds() if self.kind == "multi_label" else None,
         )
-
-    @staticmethod
-    def _tokens(examples, outputs):
-        """How many tokens each example has, those of overlaps twice."""
-        import numpy as np
-
-        return np.bincount(
-            outputs["example"], outputs["tokens"], len(examples)
-        ).astype(int)
 
     # ---- serving
 

@@ -173,7 +173,9 @@ class SquadTask(tasks.Task):
             if not path:
                 raise ValueError(f"--{phase} needs --{flag}.")
             if not os.path.isfile(path):
-                what = "is a directory" if os.path.isdir(path) else "is missing"
+                what = "is a directory"
+                if not os.path.exists(path):
+                    what = "does not exist"
                 raise ValueError(f"--{flag}={path} {what}. Name a file.")
         reading_comprehension.check_lengths(
             FLAGS.max_seq_length, FLAGS.doc_stride, FLAGS.max_query_length
@@ -192,7 +194,7 @@ class SquadTask(tasks.Task):
                 "--original_alignment goes neither with --do_export nor with "
                 "--no_answer_head, which the original has not. Leave one out."
             )
-        static = FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu"
+        static = common_flags.on_tpu()
         if self.attention_window and (static or self.padded):
             raise ValueError(
                 "--attention_window goes neither with TPUs nor with "
@@ -235,8 +237,8 @@ class SquadTask(tasks.Task):
             if not examples:
                 raise ValueError(
                     f"{FLAGS.train_file}: no question has an answer that "
-                    "stands at its offset in the passage. Mend the offsets: "
-                    "they count characters from 0."
+                    "stands where the file says, or in the passage at all. "
+                    "Offsets count characters from 0."
                 )
             return {"": examples}
         if self._questions is None:
@@ -416,11 +418,11 @@ class SquadTask(tasks.Task):
         import squad_report
 
         answers = self.answers(examples, outputs)
-        tokens = dict.fromkeys((e.qas_id for e in examples), 0)
-        for owner, count in zip(
-            outputs["example"], outputs["tokens"], strict=True
-        ):
-            tokens[examples[owner].qas_id] += int(count)
+        counts = self.token_counts(examples, outputs)
+        tokens = {
+            example.qas_id: count
+            for example, count in zip(examples, counts, strict=True)
+        }
         known = squad_metrics.with_gold(examples, self.version_2)
         return squad_report.parts(known, answers, self.metric, tokens)
 

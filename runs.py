@@ -25,13 +25,14 @@ import training
 
 FLAGS = common_flags.FLAGS
 RUN_FILE = "run.json"
-# What a run writes before it gets its name; nobody else writes here.
+# What a run writes before it gets its name.
 LEFT_OVERS = (
     ".model.ckpt-*.partial*",
     "best/.model.ckpt-*.partial*",
     "saved_model/*.tmp",
     "saved_model/*.old",
     "vocab.txt.*.tmp",
+    "best/vocab.txt.*.tmp",
 )
 
 
@@ -55,9 +56,11 @@ def find_model(output_dir=None):
     source = FLAGS.init_checkpoint or None
     config = common_flags.given("bert_config_file")
     vocab = common_flags.given("vocab_file")
-    if source and not any(map(os.path.exists, (source, f"{source}.index"))):
-        raise ValueError(f"--init_checkpoint={source} does not exist.")
     if source:
+        try:
+            checkpoints.find_checkpoint(source)
+        except ValueError as error:
+            raise ValueError(f"--init_checkpoint: {error}") from None
         found_config, found_vocab = checkpoints.companion_files(source)
         config, vocab = config or found_config, vocab or found_vocab
     if former:
@@ -74,22 +77,20 @@ def find_model(output_dir=None):
     return tasks.ModelFiles(source, config, vocab, lower), former
 
 
-def require_file(files, flag, remedy=""):
-    """Raises ValueError where config or vocabulary (`flag`) was not found."""
+def require_file(files, flag, remedy="", output_dir=None):
+    """Raises ValueError where config or vocabulary (`flag`) was not found.
+
+    `output_dir` is that of a former run, if there was one."""
     if getattr(files, flag.removeprefix("bert_")):
         return
-    beside = f" beside {files.checkpoint}" if files.checkpoint else ""
+    place = files.checkpoint or output_dir
+    beside = f" beside {place}" if place else ""
     raise ValueError(
         f"--{flag} is not given, and there is no such file{beside}.{remedy}"
     )
 
 
 # --------------------------------------------------------------- the devices
-
-
-def on_tpu():
-    """Whether shapes must be static: padding is computed then."""
-    return bool(FLAGS.use_tpu or FLAGS.distribution_strategy == "tpu")
 
 
 def make_strategy():
@@ -112,6 +113,7 @@ class Run(abc.ABC):
     the directory its own, and makes the trip in `_run`."""
 
     config = None
+    longer_inputs = 'see README "Long documents"'
     strategy = None  # until _make_strategy
     is_chief = True
     model = None
@@ -133,6 +135,12 @@ class Run(abc.ABC):
         finally:
             common_flags.release_directory(self.output_dir)
 
+    def _no_model(self):
+        return ValueError(
+            f"There is no model: {self.output_dir} holds no trained "
+            "checkpoint. Add --do_train or --init_checkpoint."
+        )
+
     @abc.abstractmethod
     def _run(self):
         """Does what the do_* flags ask for; gives the metrics of --do_eval."""
@@ -148,7 +156,7 @@ class Run(abc.ABC):
                 f"--max_seq_length={FLAGS.max_seq_length} exceeds "
                 f"max_position_embeddings={limit} of "
                 f"{self.files.config_file or '--model_preset'}. Lower the "
-                'flag, or see README "Long documents".'
+                f"flag, or {self.longer_inputs}."
             )
 
     # ---- the output directory
@@ -182,13 +190,18 @@ class Run(abc.ABC):
     def _hold_directory(self):
         """Makes the output directory, and keeps other runs out of it."""
         common_flags.check_output_dir(self.output_dir)
-        if self.is_chief:  # the others share its directory
-            common_flags.hold_directory(self.output_dir)
+        if not self.is_chief:  # it shares the chief's directory
+            return
+        if common_flags.hold_directory(self.output_dir):
             self._remove_left_overs()
 
     def _remove_left_overs(self):
         """Removes what a killed run had not finished writing here."""
         directory = pathlib.Path(self.output_dir)
+        for path in directory.glob("saved_model/*.old"):
+            final = path.with_name(path.name.split(".")[0])
+            if not final.exists():  # killed before the new one got its name
+                path.rename(final)
         for pattern in LEFT_OVERS:
             for path in directory.glob(pattern):
                 logging.info("Removing %s, left by a killed run.", path)
@@ -250,8 +263,10 @@ class Run(abc.ABC):
 
         It is the original's, or of a run that lost its run.json: better
         refused now than when the training begins."""
+        if self.former:
+            return
         newest = checkpoints.newest_checkpoint(self.output_dir)
-        if newest and not self.former:
+        if newest:
             checkpoints.restore_checkpoint(newest, self.model)
 
     def _load_trained(self):
@@ -293,6 +308,7 @@ class Run(abc.ABC):
                 original_embedding_clip=FLAGS.original_embedding_clip,
             )
         best_metric = FLAGS.best_metric or best_metric
+        per_loop = FLAGS.iterations_per_loop if common_flags.on_tpu() else 10
         return training.Trainer(
             self.model,
             optimizer,
@@ -303,7 +319,7 @@ class Run(abc.ABC):
             seed=self.seed,
             accumulation_steps=FLAGS.gradient_accumulation_steps,
             save_checkpoints_steps=FLAGS.save_checkpoints_steps,
-            steps_per_loop=FLAGS.iterations_per_loop if on_tpu() else 10,
+            steps_per_loop=per_loop,
             log_steps=FLAGS.log_steps,
             run_eagerly=FLAGS.run_eagerly,
             tensorboard=FLAGS.tensorboard,

@@ -197,11 +197,17 @@ class _Reader:
     def line_of(self, path):
         """The line of the id of what has this path, or where it begins."""
         if self._places is None:
-            self._places = json_places(self.text)
+            try:
+                self._places = json_places(self.text)
+            except RecursionError:  # nested as deeply as can be read
+                self._places = {}
             self._line_ends = [
                 match.start() for match in re.finditer("\n", self.text)
             ]
-        names = (f"{path}.id", f"{path}.query_id", path)
+        names = [f"{path}.id", f"{path}.query_id"]
+        while path:  # what the file has another form of is not found itself
+            names.append(path)
+            path = re.sub(r"(\.?[^.\[]+|\[\d+\])$", "", path)
         found = (self._places[name] for name in names if name in self._places)
         place = next(found, 0)
         return bisect.bisect_left(self._line_ends, place) + 1

@@ -81,30 +81,30 @@ def example_scores(examples, answers, metric="squad"):
     """The score of each question, 0 to 1: F1, or ROUGE-L for DuReader.
 
     A question without an answer has 1 if none is given, else 0."""
-    score = {"squad": _squad_f1, "cmrc": cmrc_f1, "dureader": _rouge_of_one}
+    score = {"squad": _squad_f1, "cmrc": _cmrc_f1, "dureader": rouge_l}
     found = []
     for example in examples:
         predicted = answers.predictions.get(example.qas_id, "")
         golds = example.answer_texts
         if golds:
-            value = max(score[metric](gold, predicted) for gold in golds)
+            value = score[metric](golds, predicted)
         else:
             value = float(not predicted)
         found.append(value)
     return found
 
 
-def _squad_f1(gold, predicted):
-    """F1 of a text by the official evaluator, 0 to 1."""
+def _squad_f1(golds, predicted):
+    """The best F1 of a text by the official evaluator, 0 to 1."""
     from official.nlp.tools import squad_evaluate_v2_0
 
-    question = {"id": "", "answers": [{"text": gold}]}
+    question = {"id": "", "answers": [{"text": gold} for gold in golds]}
     dataset = [{"paragraphs": [{"qas": [question]}]}]
     return squad_evaluate_v2_0.evaluate(dataset, {"": predicted})["f1"] / 100
 
 
-def _rouge_of_one(gold, predicted):
-    return rouge_l([gold], predicted)
+def _cmrc_f1(golds, predicted):
+    return max(cmrc_f1(gold, predicted) for gold in golds)
 
 
 def _as_dataset(examples):

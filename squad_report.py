@@ -16,7 +16,7 @@ def parts(known, answers, metric, tokens):
     """The parts of the page about questions whose answers are known.
 
     answers: squad_answers.Answers; metric: as in score_answers; tokens:
-    {question id: pieces of question and passage}."""
+    {question id: tokens of its windows}, overlaps and the question in each."""
     scores = squad_metrics.example_scores(known, answers, metric)
     found = [_answered_or_not(known, answers)]
     found.append(_by_first_word(known, scores))

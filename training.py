@@ -349,12 +349,12 @@ class Trainer:
         result = TrainingResult(
             progress.global_step, progress.global_step, np.zeros(0), []
         )
+        self._check_agreement(progress.global_step)
         if self._is_done(progress):
             return self._finish(result, progress)
         self._warn_of_plan(evaluate)
         if progress.global_step == 0:
             self.directory.save_hand_over(0, self._slots)
-        self._check_agreement(progress.global_step)
         first = progress.global_step
         datasets = self.strategy.distribute_datasets_from_function(
             lambda context: dataset_fn(first, context)
@@ -424,9 +424,11 @@ class Trainer:
     def _restore(self):
         """The Progress of the directory, its variables loaded."""
         with self.strategy.scope():
-            progress = self.directory.restore()
+            progress = self.directory.restore(self._workers == 1)
             if progress is None:
                 return Progress(seed=self.seed)
+            if not self.directory.is_resumed:
+                self._recall_best(progress)
             self.optimizer.iterations.assign(progress.global_step)
         logging.info(
             "Resuming %s at step %d.",
@@ -443,6 +445,14 @@ class Trainer:
         progress.seed = self.seed
         return progress
 
+    def _recall_best(self, progress):
+        """Lets the best checkpoint of a run without its state stay best."""
+        prefix = self.directory.best_checkpoint()
+        value = self.directory.best_metrics().get(self.best_metric)
+        if prefix and value is not None:
+            progress.best_value = value
+            progress.best_step = int(prefix.rsplit("-", 1)[1])
+
     def _is_done(self, progress):
         return progress.finished or progress.global_step >= self.num_train_steps
 
@@ -457,7 +467,9 @@ class Trainer:
                 self.num_train_steps,
                 ", stopped early" if progress.finished else "",
             )
-            if not self.directory.has_hand_over(progress.global_step):
+            if self.directory.is_resumed and not self.directory.has_hand_over(
+                progress.global_step
+            ):
                 self.directory.save_hand_over(progress.global_step, self._slots)
         result.global_step = progress.global_step
         result.stopped_early = progress.finished

@@ -396,3 +396,35 @@ def test_a_best_checkpoint_that_is_gone_is_missed(unbroken, tmp_path):
     shutil.rmtree(tmp_path / "out" / "best")
     (again,) = succeed([train], tmp_path)
     assert any("the best so far, is gone" in line for line in again.log)
+
+
+def test_an_untrained_head_is_not_exported(tmp_path):
+    write_set(tmp_path / "data")
+    flags = [
+        *TINY,
+        "--task_name=tsv",
+        f"--data_dir={tmp_path}/data",
+        f"--labels_file={tmp_path}/labels.txt",
+        f"--output_dir={tmp_path}/out",
+    ]
+    (tmp_path / "labels.txt").write_text("no\nyes\n")
+    export, predict = run_all(
+        [[*flags, "--do_export"], [*flags, "--do_predict"]], tmp_path
+    )
+    assert export.code == 1
+    assert "lacks output_weights, output_bias, so there is no" in export.stderr
+    assert not (tmp_path / "out/saved_model").exists()
+    assert predict.code == 0
+    assert any("new ones for output_weights" in x for x in predict.log)
+
+
+def test_an_export_that_lost_its_name_gets_it_back(unbroken, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(unbroken / "first", out)
+    for name in ("1.77.old", "1.77.tmp"):
+        (out / "saved_model" / name).mkdir(parents=True)
+        (out / "saved_model" / name / "mark").write_text(name)
+    succeed([command(unbroken, out, "--do_predict")], tmp_path)
+    names = [path.name for path in (out / "saved_model").iterdir()]
+    assert names == ["1"]
+    assert (out / "saved_model/1/mark").read_text() == "1.77.old"

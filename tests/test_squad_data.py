@@ -507,3 +507,15 @@ def test_numbers_of_thousands_of_digits(read):
     text = '{"data": [\n{"id": ' + "9" * 5000 + "}]}"
     with pytest.raises(ValueError, match="json:2: a number of thousands of"):
         read(text)
+
+
+def test_line_of_an_answer_in_the_flat_layout(read):
+    answers = {"text": ["seals"], "answer_start": [3]}
+    rows = [
+        {"id": str(n), "context": CONTEXT, "question": "?", "answers": answers}
+        for n in range(2)
+    ]
+    text = json.dumps({"data": rows}, indent=1)
+    number = text[: text.rindex('"id"')].count("\n") + 1
+    _, report = read(text)
+    assert f"file.json:{number}: data[1]" in report.messages[1]

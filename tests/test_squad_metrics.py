@@ -227,7 +227,7 @@ def test_scores_of_examples_have_the_mean_of_all(metric):
     scores = squad_metrics.score_answers(examples, got, metric)
     one_by_one = squad_metrics.example_scores(examples, got, metric)
     mean = sum(one_by_one) / 3
-    if metric == "dureader":  # of several golds it mixes the best halves
+    if metric == "dureader":
         assert scores["rouge_l"] == pytest.approx(mean)
     else:
         assert scores["f1"] == pytest.approx(100 * mean)

@@ -486,6 +486,24 @@ def test_a_damaged_state_is_passed_over(one_device, tmp_path, log, damage):
     assert any("step-8 is damaged" in line for line in log)
 
 
+def test_all_states_are_damaged(one_device, tmp_path, log):
+    run(one_device, tmp_path, num_train_steps=4, planned_steps=8)
+    cut(tmp_path / "resume" / "step-4" / "state.json")
+    trainer = toy.make_trainer(one_device, tmp_path, num_train_steps=8)
+    with pytest.raises(ValueError, match="step-4 is damaged .*Restore it"):
+        trainer.directory.restore(skip_damaged=False)
+    _, result = run(one_device, tmp_path, num_train_steps=8)
+    assert result.first_step == 4
+    assert any("its weights only" in line for line in log)
+    left = {p.name for p in (tmp_path / "resume").iterdir()}
+    assert left == {"step-8"}
+    cut(tmp_path / "resume" / "step-8" / "state.json")
+    for path in tmp_path.glob("model.ckpt-*"):
+        path.unlink()
+    with pytest.raises(ValueError, match="holds no state that can be read"):
+        run(one_device, tmp_path, num_train_steps=8)
+
+
 def test_a_checkpoint_that_was_lost_is_written_again(one_device, tmp_path):
     run(one_device, tmp_path)
     data = tmp_path / "model.ckpt-20.data-00000-of-00001"
