@@ -20,12 +20,12 @@ import checkpoints
 
 KEEP_CHECKPOINTS = 5  # as the original's Estimator
 KEEP_RESUME_STATES = 2
-# What reading a file that is cut, lost or overwritten raises.
-DAMAGE = (
-    tf.errors.DataLossError,
-    tf.errors.NotFoundError,
-    tf.errors.OutOfRangeError,
-    IndexError,
+# Of the errors that reading a file which is cut, lost or overwritten raises.
+DAMAGE_CODES = (
+    tf.errors.DATA_LOSS,
+    tf.errors.NOT_FOUND,
+    tf.errors.OUT_OF_RANGE,
+    tf.errors.UNKNOWN,
 )
 # Columns of what a step reports; the losses by name follow.
 LOSS, NORM, RATE, STOP, NAMED = range(5)
@@ -127,7 +127,10 @@ class RunDirectory:
         try:
             status = self._checkpoint.read(prefix)
             status.assert_existing_objects_matched()
-        except DAMAGE as error:
+        except (tf.errors.OpError, IndexError) as error:
+            code = getattr(error, "error_code", tf.errors.DATA_LOSS)
+            if code not in DAMAGE_CODES:
+                raise
             raise _Damaged(str(error).split("\n")[0]) from error
         except (ValueError, AssertionError) as error:
             reason = str(error).split("\n")[0]
