@@ -14,13 +14,14 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 
-def read_curve(directory, tag):
-    """The steps and values of one tag, two lists of the same length."""
+def read_curve(directory, *tags):
+    """The steps and values of the first tag there is, two equal lists."""
     events = event_accumulator.EventAccumulator(
         str(directory), size_guidance={event_accumulator.TENSORS: 0}
     )
     events.Reload()
-    points = events.Tensors(tag)
+    known = events.Tags()["tensors"]
+    points = events.Tensors(next(tag for tag in tags if tag in known))
     values = [tensor_util.make_ndarray(p.tensor_proto).item() for p in points]
     return [point.step for point in points], values
 
@@ -33,7 +34,8 @@ def draw(directory, title):
     losses, accuracy = page.subplots(1, 2)
     for part, label in ((directory, "training"), (directory / "eval", "dev")):
         style = "-" if part is directory else "o-"
-        line = read_curve(part, "masked_lm_loss")
+        # Without a second task `loss` is all that a step reports.
+        line = read_curve(part, "masked_lm_loss", "loss")
         losses.plot(*line, style, label=label, markersize=4, linewidth=1.2)
     losses.set(xlabel="step", ylabel="masked-LM loss")
     losses.legend(frameon=False)
