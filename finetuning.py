@@ -255,10 +255,13 @@ class Voyage(runs.Run):
             old = before.get(name, FLAGS[name].default)
             if name in FLAGS and FLAGS[name].value != old:
                 logging.warning(
-                    "--%s is %s now; the run in %s began with %s.",
+                    "--%s is %s now; the run in %s began with %s. To go on "
+                    "as it began, add --%s=%s.",
                     name,
                     FLAGS[name].value,
                     self.output_dir,
+                    old,
+                    name,
                     old,
                 )
 

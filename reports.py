@@ -171,16 +171,19 @@ def scatter(title, truth, guesses, note=""):
     return _heading(title, note) + _picture(draw)
 
 
-def worst_examples(rows, header=("true", "predicted", "text"), limit=20):
+def worst_examples(
+    rows, header=("true", "predicted", "text"), limit=20, measure="loss"
+):
     """The rows with the highest loss: (loss, where it stands, cell, ...).
 
-    A row where `loss` is not above 0 counts as right and is left out."""
+    A row where `loss` is not above 0 counts as right and is left out.
+    `measure` is what the loss is called on the page."""
     rows = sorted(rows, key=lambda row: -row[0])
     shown = [row for row in rows[:limit] if row[0] > 0]
     if not shown:
         return ""
-    note = "Sorted by their loss, the worst first."
-    return table("Worst examples", ("loss", "row", *header), shown, note)
+    note = f"Sorted by their {measure}, the worst first."
+    return table("Worst examples", (measure, "row", *header), shown, note)
 
 
 def loss_curve(losses, first_step=0, title="Training loss"):

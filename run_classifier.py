@@ -9,7 +9,7 @@ your own rows. Writes checkpoints, eval_results.txt, test_results.tsv (one row
 of probabilities per test row, in the order of the labels in run.json),
 test_labels.tsv (the labels by name) and saved_model/1 into the output
 directory. Predicting and exporting need only --task_name, --output_dir and, to
-predict, --data_dir once a model was trained there. About 2 minutes for MRPC
+predict, --data_dir once a model was trained there. About 4 minutes for MRPC
 with a small BERT (6 layers, H 384) on two CPU cores.
 """
 
@@ -102,8 +102,9 @@ def _define_reader_flags():
     """What stands where in the files, and how a text is read."""
     text, switch = flags.DEFINE_string, flags.DEFINE_bool
     text("label_column", None, "Name or number (from 0) of the label column.")
-    text("text_a_column", None, "The same of the text, or first text.")
-    text("text_b_column", None, "The same of the second text.")
+    place = "Name or number (from 0) of the column of the"
+    text("text_a_column", None, f"{place} text, or of the first text.")
+    text("text_b_column", None, f"{place} second text, if there are pairs.")
     switch("has_header", None, "Whether the first row names the columns.")
     text("labels_file", None, "The labels, one on a line, in their order.")
     switch("multi_label", False, "Any number of labels to a row.")

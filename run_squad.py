@@ -225,6 +225,10 @@ class SquadTask(tasks.Task):
         trained = description["version_2_with_negative"]
         if common_flags.given("version_2_with_negative") is None:
             self.version_2 = trained
+            logging.info(
+                "Trained with --version_2_with_negative=%s, so it is used.",
+                str(trained).lower(),
+            )
         if not FLAGS.do_train:
             self._trained_version_2 = trained
 

@@ -28,7 +28,9 @@ def parts(known, answers, metric, tokens):
         for example, score in zip(known, scores, strict=True)
     ]
     header = ("true", "predicted", "probability", "question", "passage")
-    found.append(reports.worst_examples(rows, header))
+    found.append(
+        reports.worst_examples(rows, header, measure="missed F1 x probability")
+    )
     return [part for part in found if part]
 
 
@@ -55,7 +57,8 @@ def _by_first_word(examples, scores):
         return ""
     means = [float(np.mean(groups[word])) for word in shown]
     counts = [len(groups[word]) for word in shown]
-    return reports.bars("Scores by first word", shown, means, "", counts)
+    note = f"Of questions; words that begin fewer than {FEW} are left out."
+    return reports.bars("Scores by first word", shown, means, note, counts)
 
 
 def _row(example, answers, score):
@@ -66,7 +69,7 @@ def _row(example, answers, score):
     golds = list(dict.fromkeys(example.answer_texts)) or ["(no answer)"]
     return (
         (1.0 - score) * chance,
-        example.where,
+        example.qas_id,
         golds,
         guess or "(no answer)",
         float(chance),

@@ -15,6 +15,9 @@ import os
 import pathlib
 import sys
 
+# What TensorFlow says of missing GPUs is no help here.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 
 def label_names(model_directory, count):
     """The names of the `count` classes in the order of the probabilities.
