@@ -120,12 +120,13 @@ def checkpoint_steps(directory):
     return sorted(int(match[1]) for match in found if match)
 
 
-def newest_checkpoint(directory):
+def newest_checkpoint(directory, unlisted=False):
     """The prefix of the checkpoint to go on with, or None without one.
 
-    Of an output directory it is the one that the file `checkpoint` names; of
-    one that lost that file, or in which it is damaged or names what is not
-    there, the model.ckpt-N of the highest N, with a warning."""
+    It is the one that the file `checkpoint` names. With `unlisted`, for a
+    directory that is surely a run's, it is otherwise (the file is lost or
+    damaged, or names what is not there) the model.ckpt-N of the highest N,
+    with a warning."""
     directory = os.fspath(directory)
     try:
         state = _read_state(directory)
@@ -137,7 +138,7 @@ def newest_checkpoint(directory):
         if os.path.isfile(prefix + ".index"):
             return prefix
     steps = checkpoint_steps(directory)
-    if not steps:
+    if not (unlisted and steps):
         return None
     prefix = os.path.join(directory, f"model.ckpt-{steps[-1]}")
     _log.warning(

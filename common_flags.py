@@ -389,7 +389,7 @@ def define_masking_flags():
         20,
         "The most masked tokens of a sequence, about max_seq_length * "
         "masked_lm_prob; the same for the data and the training.",
-        lower_bound=1,
+        lower_bound=0,
     )
     define_float(
         "masked_lm_prob",

@@ -220,7 +220,7 @@ class RunDirectory:
 
     def best_checkpoint(self):
         """The prefix of the best checkpoint, None without one."""
-        return checkpoints.newest_checkpoint(self.path / "best")
+        return checkpoints.newest_checkpoint(self.path / "best", unlisted=True)
 
     def best_metrics(self):
         """The metrics of the best checkpoint by name, {} without one."""

@@ -340,6 +340,8 @@ class ClassifierTask(tasks.Task):
         """A linear layer on the pooled text."""
         import heads
 
+        if self.labels is None:  # no set was read, no run is restored
+            self.labels = list(self.processor.get_labels(FLAGS.data_dir))
         return heads.ClassifierHead(
             config.hidden_size,
             max(1, len(self.labels)),

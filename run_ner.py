@@ -191,11 +191,7 @@ class LabellingTask(tasks.Task):
 
     def _convert_test(self, found):
         """The same of a test set, whose tags need not make sense."""
-        if self.labels is None:
-            raise ValueError(
-                "The tags are not known: there is no trained model in "
-                "--output_dir. Add --do_train."
-            )
+        self._check_labels()
         if any(sentence.tags is None for sentence in found.sentences):
             return
         try:
@@ -205,6 +201,13 @@ class LabellingTask(tasks.Task):
             for sentence in found.sentences:
                 sentence.tags = None
         labelling_data.check_known_tags(found, self.labels, labelled=False)
+
+    def _check_labels(self):
+        if self.labels is None:
+            raise ValueError(
+                "The tags are not known: there is no trained model in "
+                "--output_dir. Add --do_train."
+            )
 
     def _settle(self, found, scheme):
         """Takes labels, scheme and unit from the first set read."""
@@ -276,6 +279,7 @@ class LabellingTask(tasks.Task):
         """A linear layer on every token, or a CRF on top of it."""
         import labelling_heads
 
+        self._check_labels()
         starts = labelling_heads.word_starts(self.tokenizer.vocab)
         if self.use_crf:
             rules = labelling_data.allowed_transitions(self.labels, self.scheme)

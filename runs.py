@@ -274,8 +274,10 @@ class Run(abc.ABC):
 
         Gives its prefix, or None where there is none."""
         best = os.path.join(self.output_dir, "best")
-        prefix = checkpoints.newest_checkpoint(best)
-        prefix = prefix or checkpoints.newest_checkpoint(self.output_dir)
+        prefix = checkpoints.newest_checkpoint(best, unlisted=True)
+        prefix = prefix or checkpoints.newest_checkpoint(
+            self.output_dir, unlisted=self.former is not None
+        )
         if prefix:
             self._restore(prefix)
         return prefix

@@ -635,8 +635,9 @@ def test_the_newest_checkpoint_of_an_output_directory(tmp_path, caplog):
     assert not caplog.records
     for damaged in ("", "garbage", 'model_checkpoint_path: "model.ckpt-9"\n'):
         state.write_text(damaged)
-        assert checkpoints.newest_checkpoint(tmp_path) == newest
+        assert checkpoints.newest_checkpoint(tmp_path, True) == newest
         assert "names no checkpoint that is there" in caplog.text
         caplog.clear()
     state.unlink()
-    assert checkpoints.newest_checkpoint(tmp_path) == newest
+    assert checkpoints.newest_checkpoint(tmp_path, True) == newest
+    assert checkpoints.newest_checkpoint(tmp_path) is None

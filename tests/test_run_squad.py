@@ -716,7 +716,7 @@ def test_flags_that_cannot_work_are_refused(
             b'{"data": [{"paragraphs": [{"context": "a", "qas": [\n'
             b'{"id": "x", "question": "q"},\n'
             b'{"id": "x", "question": "q"}]}]}]}',
-            r"bad.json:2.*this question id",
+            r"bad.json:3.*this question id",
         ),
     ],
     ids=["empty", "no question", "no context", "bytes", "twice"],
@@ -750,7 +750,7 @@ def test_a_file_without_answers_is_predicted_but_not_scored(squad, tmp_path):
     path.write_text(json.dumps(data))
     squad(predict_file=path, do_predict=True)
     assert list(read_json(tmp_path / "out" / "predictions.json")) == ["a"]
-    with pytest.raises(ValueError, match="can be predicted but not evaluated"):
+    with pytest.raises(ValueError, match="can be predicted but not scored"):
         squad(predict_file=path, do_eval=True)
 
 
