@@ -424,6 +424,11 @@ def given(name):
     return FLAGS[name].value if FLAGS[name].present else None
 
 
+def all_given():
+    """{name: value} of every flag that the user set."""
+    return {name: FLAGS[name].value for name in FLAGS if FLAGS[name].present}
+
+
 def check_phases(*phases):
     """Raises ValueError unless one of the named do_* flags is set."""
     if not any(FLAGS[name].value for name in phases):

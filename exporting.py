@@ -55,6 +55,8 @@ class ServingModel(tf.Module):
         shapes = dict.fromkeys(names, [None]) | self._task.text_shapes
 
         def serve(**texts):
+            with tf.control_dependencies(_same_batch_checks(texts)):
+                texts = {name: tf.identity(v) for name, v in texts.items()}
             return self._task.serve(texts, self.tokenizer, self._call)
 
         return tf.function(serve).get_concrete_function(
@@ -100,6 +102,24 @@ class ServingModel(tf.Module):
         return tf.function(serve).get_concrete_function(
             examples=tf.TensorSpec([None], tf.string, "examples")
         )
+
+
+def _same_batch_checks(texts):
+    """Checks that refuse inputs [B, ...] whose B differ, in plain words."""
+    (first, wanted), *others = (
+        (name, tf.shape(value)[0]) for name, value in texts.items()
+    )
+    return [
+        tf.debugging.Assert(
+            tf.equal(wanted, size),
+            [
+                f"{first} and {name} must have as many rows, not:",
+                wanted,
+                size,
+            ],
+        )
+        for name, size in others
+    ]
 
 
 def long_text_rows(ids, room, long_text, stride=None):

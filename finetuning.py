@@ -8,6 +8,7 @@ task to task; everything else is here, once. Flags: `common_flags.py`.
 import os
 import statistics
 import tempfile
+import time
 
 import keras
 import numpy as np
@@ -469,6 +470,9 @@ class Voyage(runs.Run):
             parts.append(
                 reports.loss_curve(self.result.losses, self.result.first_step)
             )
+        flags = {f"--{k}": str(v) for k, v in common_flags.all_given().items()}
+        settings = [("date", time.strftime("%Y-%m-%d %H:%M")), *flags.items()]
+        parts.append(reports.table("How it was made", (), settings))
         title = f"{self.task.name}, {len(examples)} examples of the dev set"
         reports.write(path, title, scores | {"step": self.global_step}, parts)
         return path

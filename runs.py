@@ -217,9 +217,7 @@ class Run(abc.ABC):
             return
         run = self._description() | {
             "seed": self.seed,
-            "flags": {
-                name: FLAGS[name].value for name in FLAGS if FLAGS[name].present
-            },
+            "flags": common_flags.all_given(),
             "versions": {
                 "tensorflow": tf.__version__,
                 "keras": keras.__version__,

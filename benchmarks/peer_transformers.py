@@ -171,15 +171,18 @@ def predict(model, features, collate, flags):
             yield chosen, model(**batch)
 
 
-def collator(pad_id, label_type=None):
+def collator(pad_id, flags, label_type=None):
     """A function from a list of features to a batch, padded to its longest.
 
-    Labels that are lists are padded with NO_LABEL where `label_type` is
-    "tokens"; else they become one tensor."""
+    With --pad_to_max_length to that length. Labels that are lists are padded
+    with NO_LABEL where `label_type` is "tokens"; else they become one tensor.
+    """
     import torch
 
     def padded(rows, value):
         width = max(map(len, rows))
+        if flags.pad_to_max_length:
+            width = flags.max_seq_length
         return torch.tensor([r + [value] * (width - len(r)) for r in rows])
 
     def collate(features):
@@ -249,7 +252,7 @@ class Classify:
             self.names = list(labels)
         else:
             self.names = sorted(labels)
-        self.collate = collator(tokenizer.pad_token_id)
+        self.collate = collator(tokenizer.pad_token_id, flags)
         self.features = self.featurize(self.rows)
 
     def target(self, label):
@@ -333,7 +336,7 @@ class Tag:
         self.flags, self.tokenizer = flags, tokenizer
         sentences = read_conll(flags.train_file)
         self.names = sorted({tag for _, tags in sentences for tag in tags})
-        self.collate = collator(tokenizer.pad_token_id, "tokens")
+        self.collate = collator(tokenizer.pad_token_id, flags, "tokens")
         self.features = self.featurize(sentences)
 
     def featurize(self, sentences):
@@ -408,7 +411,7 @@ class Squad:
 
     def __init__(self, flags, tokenizer):
         self.flags, self.tokenizer = flags, tokenizer
-        self.collate = collator(tokenizer.pad_token_id, "span")
+        self.collate = collator(tokenizer.pad_token_id, flags, "span")
         self.features = self.featurize(read_squad(flags.train_file))
         for feature in self.features:
             feature["labels"] = self.target(feature)
@@ -598,11 +601,19 @@ def fine_tune(task, seed, flags):
     path = os.path.join(flags.output_dir, f"predictions_{seed}.txt")
     with Clock() as clock:
         rows, score = task.predict(model, path)
+    others = {}
+    for name in filter(None, flags.other_ways.split(",")):
+        setattr(flags, name, not getattr(flags, name))
+        with Clock() as other:
+            task.predict(model, path.replace(".txt", f"_{name}.txt"))
+        setattr(flags, name, not getattr(flags, name))
+        others[f"predict_rows_per_second_{name}"] = rows / other.wall
     if flags.also:
         task.predict(model, path.replace(".txt", "_also.txt"), flags.also)
     if flags.save_model:
         model.save_pretrained(os.path.join(flags.output_dir, f"model_{seed}"))
-    return result(flags, seed, score(), trained, (rows, clock))
+    line = result(flags, seed, score(), trained, (rows, clock))
+    return line | others
 
 
 def flag_parser():
@@ -630,6 +641,8 @@ def flag_parser():
     add("--max_steps", type=int, default=0, help="stop early (a trial)")
     add("--parts", type=int, default=1, help="of a batch, each padded alone")
     add("--sort_predictions", action="store_true", help="by length")
+    add("--pad_to_max_length", action="store_true", help="every row")
+    add("--other_ways", default="", help="flags to flip and time again")
     add("--threads", type=int, default=os.cpu_count())
     add("--wait", action="store_true", help="a line of input per seed")
     add("--doc_stride", type=int, default=128, help="overlap of windows")

@@ -8,9 +8,11 @@ of --train_file (SQuAD 2.0): 2 epochs, rate 5e-5, batches of 16, length 384.
 Then each answers the remaining articles, and those of --other_file (1.1) that
 are in none of these. Seed after seed in turn, ours first. One scorer, that of
 peer_data.py, scores the prediction files of both. Predicting is timed from
-JSON to predictions.json; ours is given with and without the seconds that
-TensorFlow takes to trace the model. Windows begin 128 pieces apart on our
-side; on theirs they overlap by 128, which makes fewer of long passages.
+JSON to predictions.json, theirs by length, in the order of the file, and with
+every window padded (the default of transformers' own script); ours is given
+with and without the seconds that TensorFlow takes to trace the model. Windows
+begin 128 pieces apart on our side; on theirs they overlap by 128, which makes
+fewer of long passages.
 Without --train_file it is a trial on samples/squad.json.
 """
 
@@ -39,6 +41,12 @@ SETTINGS = {
     "doc_stride": 128,
     "max_answer_length": 30,
     "n_best_size": 20,
+}
+
+# How else the other side predicts, by the flag that is flipped.
+OTHER_WAYS = {
+    "sort_predictions": "in the order of the file",
+    "pad_to_max_length": "every window padded to the full length",
 }
 
 
@@ -221,7 +229,8 @@ def peer_command(flags, files):
         values["also"] = files[2]
     command = [sys.executable, str(HERE / "peer_transformers.py"), "squad"]
     command += [f"--{name}={value}" for name, value in values.items()]
-    return [*command, "--wait", "--sort_predictions"]
+    ways = ",".join(OTHER_WAYS)
+    return [*command, "--wait", "--sort_predictions", f"--other_ways={ways}"]
 
 
 def scores(files, seeds):
@@ -262,6 +271,10 @@ def report(ours, theirs, found):
         a = ours.mean(f"{own}_rows_per_second")
         b = theirs.mean(f"{other}_rows_per_second")
         print(f"{label}: ours {a:.1f}, theirs {b:.1f} a second: {a / b:.2f}x")
+    a = ours.mean("predict_rows_per_second")
+    for way, label in OTHER_WAYS.items():
+        b = theirs.mean(f"predict_rows_per_second_{way}")
+        print(f"predicting, theirs {label}: {b:.1f}: {a / b:.2f}x")
     for name, side in (("ours", ours), ("theirs", theirs)):
         print(
             f"{name}: trained on {side.mean('train_rows'):.0f} windows, peak "

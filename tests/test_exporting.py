@@ -78,6 +78,12 @@ for name, case in asked.items():
         answer["wide"] = ""
     except tf.errors.InvalidArgumentError as error:
         answer["wide"] = str(error)
+    uneven = {key: v[i:] for i, (key, v) in enumerate(texts.items())}
+    try:
+        call["serving_default"](**uneven)
+        answer["uneven"] = ""
+    except tf.errors.InvalidArgumentError as error:
+        answer["uneven"] = str(error)
     answer["signatures"] = sorted(call)
 json.dump(told, open(sys.argv[2], "w"))
 """
@@ -230,6 +236,13 @@ def test_ids_beyond_the_positions_are_refused(name, answers):
     told = answers[2][name]
     assert "max_position_embeddings" in told["wide"]
     assert told["signatures"] == ["examples", "ids", "serving_default"]
+
+
+def test_pairs_of_uneven_columns_are_refused(answers):
+    said = answers[2]["pair"]["uneven"]
+    assert "text_a and text_b must have as many rows, not: 15 14" in " ".join(
+        said.replace("[", " ").replace("]", " ").split()
+    )
 
 
 def test_operations_and_labels_lie_beside_the_model(answers):

@@ -627,6 +627,7 @@ def test_report_is_one_page_with_escaped_text(trained):
         "Scores by length",
         "Worst examples",
         "Training loss",
+        "--task_name</td>",
     ):
         assert part in page
     assert page.count("<svg") == 3
