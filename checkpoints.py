@@ -588,6 +588,12 @@ def _read_state(directory):
     return [name for name in older if name != newest] + [newest]
 
 
+def has_slots(prefix):
+    """Whether a checkpoint holds the moments of its optimizer."""
+    names = CheckpointReader(prefix).shapes
+    return any(is_training_state(name) for name in names if "/" in name)
+
+
 # --- growing tables ---------------------------------------------------------
 
 
@@ -608,16 +614,34 @@ def _rewrite(init_checkpoint, output_prefix, changes):
 
 
 def grow_word_embeddings(
-    init_checkpoint, output_prefix, new_vocab_size, seed=0, stddev=0.02
+    init_checkpoint,
+    output_prefix,
+    new_vocab_size,
+    old_vocab_size=0,
+    seed=0,
+    stddev=0.02,
 ):
     """Copies a checkpoint with more rows of word embeddings, slots left out.
 
     New rows are truncated normal, as BERT draws its weights, and 0 in the
-    masked LM's bias. Raises ValueError if the table would not grow. The
-    config's vocab_size is the caller's to change."""
+    masked LM's bias. Raises ValueError if the table would not grow, if it has
+    less rows than the old vocabulary, or if the copy would replace the
+    checkpoint. The config's vocab_size is the caller's to change."""
+    source = CheckpointReader(init_checkpoint).path
+    if os.path.realpath(source) == os.path.realpath(output_prefix):
+        raise ValueError(
+            f"{output_prefix}: is the checkpoint that is to grow. Write the "
+            "new one elsewhere."
+        )
 
     def grow(make):
         def change(value, path):
+            if value.shape[0] < old_vocab_size:
+                raise ValueError(
+                    f"{path}: has {value.shape[0]} rows of word embeddings, "
+                    f"but the old vocabulary has {old_vocab_size}. Name the "
+                    "vocabulary of this checkpoint."
+                )
             more = new_vocab_size - value.shape[0]
             if more <= 0:
                 raise ValueError(

@@ -142,6 +142,17 @@ def read_options() -> Options:
     streaming = FLAGS.streaming or FLAGS.runner is not None
     values = {name: FLAGS[name].value for name in names if name in FLAGS}
     options = Options(**values, original_draws=not streaming)
+    if options.unmasked and options.max_ngram > 1:
+        raise ValueError(
+            f"--max_ngram={options.max_ngram} masks spans while the data is "
+            "made, and --unmasked leaves masking to the training, which has "
+            "no spans. Leave one out"
+        )
+    if options.unmasked and common_flags.given("masked_lm_prob") is not None:
+        raise ValueError(
+            "--masked_lm_prob has no effect with --unmasked; give it to "
+            "run_pretraining.py --dynamic_masking"
+        )
     if options.dupe_factor < 1:
         raise ValueError(
             f"--dupe_factor={options.dupe_factor} uses the text never; take 1 "
@@ -207,7 +218,7 @@ def main(_):
         )
     else:
         input_files = records.expand_patterns(FLAGS.input_file)
-        outputs = FLAGS.output_file.split(",")
+        outputs = _output_files()
         for path in [] if FLAGS.streaming else outputs:
             text_files.check_output(
                 "output_file", path, [*input_files, FLAGS.vocab_file]
@@ -230,6 +241,22 @@ def main(_):
                     input_files, outputs, FLAGS.random_seed, workers
                 )
     report(summary, options, outputs, input_files)
+
+
+def _output_files():
+    """The names in --output_file. Raises ValueError for none or two alike."""
+    outputs = FLAGS.output_file.split(",")
+    if not all(outputs):
+        raise ValueError(
+            f"--output_file={FLAGS.output_file!r} holds an empty name. Name "
+            "a file"
+        )
+    if len(set(map(os.path.realpath, outputs))) < len(outputs):
+        raise ValueError(
+            f"--output_file={FLAGS.output_file} names a file twice, which "
+            "would lose records. Name each once"
+        )
+    return outputs
 
 
 def _load_beam():

@@ -160,6 +160,8 @@ class Voyage(runs.Run):
         self._check_checkpoint()
         if FLAGS.do_train:
             self._make_trainer()
+        elif not self._load_trained():
+            self._check_untrained()
         self._hold_directory()
         if self.former:
             self._warn_of_changes()
@@ -167,8 +169,6 @@ class Voyage(runs.Run):
         self._write_records()
         if FLAGS.do_train:
             self._train()
-        elif not self._load_trained():
-            self._check_untrained()
         self._predictor.freeze()
         results = {}
         if FLAGS.do_eval and self.is_chief:

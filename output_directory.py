@@ -105,14 +105,14 @@ class RunDirectory:
             )
         if prefix is None:
             return None
-        if self._damaged:
+        step = int(self._load(prefix, self._model, self._optimizer))
+        if step and not checkpoints.has_slots(prefix):
             logging.warning(
                 "Going on with %s: its weights only, the optimizer's moments "
                 "begin anew.",
                 prefix,
             )
-        step = self._load(prefix, self._model, self._optimizer)
-        return Progress(global_step=int(step), seed=None)
+        return Progress(global_step=step, seed=None)
 
     def _resume_from(self, directory):
         """Loads a state of `resume/`; raises _Damaged where it is broken."""

@@ -141,7 +141,7 @@ class PretrainingRun(runs.Run):
         files = record_pipeline.RecordFiles(patterns)
         first = self.tokenizer and self.tokenizer.vocab["[CLS]"]
         record_pipeline.check_agreement(
-            files, self.spec, self.config.vocab_size, first
+            files, self.spec, self.config, first, FLAGS.nsp != "none"
         )
         logging.info(
             "%d records in %d files, %.1f tokens each",
@@ -287,7 +287,7 @@ class PretrainingRun(runs.Run):
     def _explaining(self, *files):
         """Says which record it was that a pipeline or a graph died of."""
         opened = [part for part in files if part is not None]
-        return _Explaining(opened, self.spec, self.config.vocab_size)
+        return _Explaining(opened, self.spec, self.config)
 
     # ---- scores and answers
 
@@ -335,9 +335,8 @@ class PretrainingRun(runs.Run):
 class _Explaining:
     """A context that turns an error of TensorFlow into the record's own."""
 
-    def __init__(self, opened, spec, vocab_size):
-        self._opened = opened
-        self._spec, self._vocab_size = spec, vocab_size
+    def __init__(self, opened, spec, config):
+        self._opened, self._spec, self._config = opened, spec, config
 
     def __enter__(self):
         return self
@@ -349,7 +348,7 @@ class _Explaining:
             if files.error is not None:
                 raise files.error from None
         for files in self._opened:
-            record_pipeline.find_bad_record(files, self._spec, self._vocab_size)
+            record_pipeline.find_bad_record(files, self._spec, self._config)
 
 
 # ------------------------------------------------------------------ scores

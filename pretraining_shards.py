@@ -274,8 +274,9 @@ def _shard_job(tools, job):
     """The job that writes a shard, and then that it is finished."""
     plan, shard, output, progress = job
     summary = write_shard(tools, plan, shard, output)
+    note = {"bytes": os.path.getsize(output), **dataclasses.asdict(summary)}
     with records.AtomicFile(_note(progress, shard)) as file:
-        file.write(json.dumps(dataclasses.asdict(summary)).encode())
+        file.write(json.dumps(note).encode())
     return summary
 
 
@@ -284,12 +285,15 @@ def _note(progress, shard):
 
 
 def _finished(progress, shard, output) -> Summary | None:
-    """The counts of a shard that an earlier run has finished."""
-    if not os.path.exists(output):
-        return None
+    """The counts of a shard that an earlier run has finished.
+
+    None where its file is gone or has another size than it was given."""
     try:
         with open(_note(progress, shard)) as file:
-            return Summary(**json.load(file))
+            note = json.load(file)
+        if os.path.getsize(output) != note.pop("bytes", None):
+            return None
+        return Summary(**note)
     except FileNotFoundError:
         return None
 

@@ -418,6 +418,7 @@ def check_instances(summary: Summary, source: str, options: Options):
         raise ValueError(
             f"{source} gives no instance with --dupe_factor="
             f"{options.dupe_factor} and --nsp={options.nsp}. Give more text"
+            + (", or lower --num_shards" if source.startswith("shard") else "")
         )
 
 

@@ -15,12 +15,14 @@ import struct
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 import input_pipeline
 import records
 
 BLOCK_RECORDS = 10_000  # shuffled at a time
 OPEN_FILES = 16  # read in turn, so that a block mixes shards
+SUMMARY_ENDING = ".summary.json"
 SAMPLE_RECORDS = 50  # of each file, looked at before the model is built
 
 _LENGTH = struct.Struct("<Q")
@@ -64,7 +66,10 @@ class RecordFiles:
     record at all."""
 
     def __init__(self, patterns):
-        self.paths = records.expand_patterns(patterns)
+        paths = records.expand_patterns(patterns)
+        # A pattern finds what create_pretraining_data.py lays beside, too.
+        data = [path for path in paths if not path.endswith(SUMMARY_ENDING)]
+        self.paths = data or paths
         self.counts = [count_records(path) for path in self.paths]
         self._starts = np.cumsum([0, *self.counts])
         self.error = self.mean_tokens = None
@@ -73,6 +78,9 @@ class RecordFiles:
                 f"{', '.join(self.paths)}: there is no record. Run "
                 "create_pretraining_data.py again and look at its summary"
             )
+        for path, count in zip(self.paths, self.counts, strict=True):
+            if not count:
+                logging.warning("%s holds no record.", path)
 
     def __len__(self):
         return int(self._starts[-1])
@@ -144,19 +152,22 @@ class RecordFiles:
 # -------------------------------------------------------------------- checks
 
 
-def check_agreement(files, spec, vocab_size, first_id=None):
+def check_agreement(files, spec, config, first_id=None, pairs=False):
     """Looks at the first records of every file before a model is built.
 
-    Takes a records.FeatureSpec, the size of the word embeddings, and the id
-    that every sequence begins with if it is known. Notes their mean number of
-    tokens. Raises DataMismatch with both numbers and the flag."""
+    Takes a records.FeatureSpec, a BertConfig, the id that every sequence
+    begins with if it is known, and whether there must be second segments.
+    Notes their mean number of tokens. Raises DataMismatch with both numbers
+    and the flag."""
     lengths = []
+    has_pairs = False
     for path in files.paths:
         sample = itertools.islice(records.read_records(path), SAMPLE_RECORDS)
         for number, record in enumerate(sample, start=1):
             row = decode(spec, record, f"{path}: record {number}")
-            check_ids(row, vocab_size, f"{path}: record {number}")
+            check_ids(row, config, f"{path}: record {number}")
             lengths.append(int(row["input_mask"].sum()))
+            has_pairs = has_pairs or bool(row["segment_ids"].any())
             found = int(row["input_ids"][0])
             if first_id not in (None, found):
                 raise DataMismatch(
@@ -164,6 +175,11 @@ def check_agreement(files, spec, vocab_size, first_id=None):
                     f"[CLS] has the id {first_id} in --vocab_file. The data "
                     "was made with another vocabulary; name that one."
                 )
+    if pairs and not has_pairs:
+        raise DataMismatch(
+            f"{files.paths[0]}: its records have one segment, so there is no "
+            "next sentence to learn. Add --nsp=none, with which they were made."
+        )
     files.mean_tokens = float(np.mean(lengths))
 
 
@@ -201,22 +217,34 @@ def _explain(message):
     return message
 
 
-def check_ids(row, vocab_size, place):
-    """Raises DataMismatch for a word id that the model does not have."""
-    for name in ("input_ids", "masked_lm_ids"):
+def check_ids(row, config, place):
+    """Raises DataMismatch for a number that the model has no row for."""
+    sizes = {
+        "input_ids": config.vocab_size,
+        "masked_lm_ids": config.vocab_size,
+        "segment_ids": config.type_vocab_size,
+        "masked_lm_positions": row["input_ids"].size,
+        "next_sentence_labels": 2,
+    }
+    for name, size in sizes.items():
         ids = row.get(name)
         if ids is None or not ids.size:
             continue
         low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocab_size:
+        if 0 <= low and high < size:
+            continue
+        what = f"{place}: {name} holds {high if low >= 0 else low}, but "
+        if size == config.vocab_size and name.endswith("ids"):
             raise DataMismatch(
-                f"{place}: {name} holds {high if low >= 0 else low}, but the "
-                f"model's vocab_size is {vocab_size}. The data was made with "
-                "another vocabulary than the config is for."
+                f"{what}the model's vocab_size is {size}. The data was made "
+                "with another vocabulary than the config is for."
             )
+        raise DataMismatch(
+            f"{what}it must be from 0 to {size - 1}. Make the data again."
+        )
 
 
-def find_bad_record(files, spec, vocab_size):
+def find_bad_record(files, spec, config):
     """Reads everything and raises the ValueError of the first bad record.
 
     Returns where all are good: for finding the cause once a run has died."""
@@ -224,7 +252,7 @@ def find_bad_record(files, spec, vocab_size):
         stream = records.read_records(path)
         for number, record in enumerate(stream, start=1):
             place = f"{path}: record {number}"
-            check_ids(decode(spec, record, place), vocab_size, place)
+            check_ids(decode(spec, record, place), config, place)
 
 
 # ------------------------------------------------------------------- batches

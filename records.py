@@ -510,4 +510,7 @@ def expand_patterns(patterns: str | Iterable[str]) -> list[str]:
         files.update(matches)
     if not files:
         raise ValueError("no input file is given")
-    return sorted(files)
+    real = {}
+    for path in sorted(files):
+        real.setdefault(os.path.realpath(path), path)
+    return sorted(real.values())

@@ -25,36 +25,31 @@ import tasks
 
 FLAGS = flags.FLAGS
 
-# Flags of one reader or another; each is passed on only where it was given.
+# How a reader is to take its rows. Each flag is passed on only where it was
+# given, and an earlier run tells those that are not.
+ROW_FLAGS = (
+    "label_column",
+    "text_a_column",
+    "text_b_column",
+    "has_header",
+    "multi_label",
+    "label_separator",
+    "label_columns",
+    "regression",
+    "xnli_language",
+    "trec_fine",
+)
 READER_FLAGS = (
     "train_file",
     "dev_file",
     "test_file",
-    "label_column",
-    "text_a_column",
-    "text_b_column",
-    "has_header",
     "labels_file",
-    "multi_label",
-    "label_separator",
-    "label_columns",
-    "regression",
-    "xnli_language",
-    "trec_fine",
     "skip_bad_rows",
+    *ROW_FLAGS,
 )
-# What has to be as it was in training, so an earlier run tells it.
+# What has to be as it was in training.
 RECALLED_FLAGS = (
-    "label_column",
-    "text_a_column",
-    "text_b_column",
-    "has_header",
-    "multi_label",
-    "label_separator",
-    "label_columns",
-    "regression",
-    "xnli_language",
-    "trec_fine",
+    *ROW_FLAGS,
     "pooling",
     "long_text",
     "doc_stride",

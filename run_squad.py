@@ -33,6 +33,8 @@ SHUFFLE_SEED = 12345  # the original's, for the order of its training rows
 ALL_MESSAGES = 1 << 62
 # What a trained model cannot do without: kept in run.json.
 MODEL_FLAGS = ("no_answer_head", "passage_first", "attention_window")
+# How passages are cut: as in training unless the flag is given.
+RECALLED = ("max_seq_length", "max_query_length", "doc_stride", "long_text")
 
 
 def define_flags():
@@ -459,6 +461,7 @@ class SquadTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
+    common_flags.recall(FLAGS.output_dir, RECALLED)
     task = SquadTask()
     common_flags.check_phases("do_train", "do_eval", "do_predict", "do_export")
     task.check()

@@ -181,6 +181,8 @@ class Run(abc.ABC):
         for key, ours in self._description().items():
             theirs = self.former.get(key)
             if None not in (ours, theirs) and theirs != ours:
+                if isinstance(ours, dict) and isinstance(theirs, dict):
+                    theirs, ours = _differing(theirs, ours)
                 raise ValueError(
                     f"--output_dir={self.output_dir} belongs to another run: "
                     f"its {key} is {_short(theirs)}, this one's is "
@@ -340,6 +342,15 @@ class Run(abc.ABC):
             self._describe(os.path.dirname(result.best_checkpoint))
             self._restore(result.best_checkpoint)
         return result
+
+
+def _differing(first, second):
+    """Two dicts without what is the same in both."""
+    same = {key for key in first if key in second and first[key] == second[key]}
+    return [
+        {key: value for key, value in values.items() if key not in same}
+        for values in (first, second)
+    ]
 
 
 def _short(value):

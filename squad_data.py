@@ -13,7 +13,7 @@ import json
 import re
 
 from reading_comprehension import SquadExample, align_to_words
-from text_files import json_places, parse_json
+from text_files import GZIP_START, json_places, parse_json
 
 _SHOWN = 20  # messages kept in a report
 _NEARBY = (0, -1, 1, -2, 2)
@@ -142,6 +142,10 @@ class _Reader:
         """Reads the whole file."""
         with open(self.report.path, "rb") as file:
             raw = file.read()
+        if raw.startswith(GZIP_START):
+            raise ValueError(
+                f"{self.report.path}: is a gzip file. Unpack it first."
+            )
         try:
             self.text = raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -372,7 +376,7 @@ class _Reader:
                 f"{self.ids[qas_id]} already; ids must be unique, or "
                 "predictions would be lost"
             )
-        self.ids[qas_id] = place.path
+        self.ids[qas_id] = place
         return qas_id
 
     def _is_impossible(self, question, answers, place):
@@ -461,10 +465,15 @@ class _Reader:
         for text, start in answers:
             found = locate_answer(context, text, start)
             if found is None:
+                where = (
+                    f"at offset {start} of the passage, nor within 2 "
+                    "characters of it"
+                )
+                if start < 0:  # the layout has no offsets
+                    where = "in the passage"
                 self.report.note(
                     "answers not at their offset",
-                    f"{place}: the answer {_short(text)} is not at offset "
-                    f"{start} of the passage, nor within 2 characters of it",
+                    f"{place}: the answer {_short(text)} is not {where}",
                 )
                 continue
             if found[1] != start or found[0] != text:

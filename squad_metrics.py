@@ -4,7 +4,8 @@ English scores come from official.nlp.tools.squad_evaluate_v1_1 / v2_0, BLEU
 from sacrebleu. The Chinese ones follow the publishers' descriptions: CMRC 2018
 compares characters by their longest common run, DuReader measures ROUGE-L
 (beta 1.2) and BLEU-4. All scores are percentages but DuReader's, which are
-fractions, as published.
+fractions, as published. A question without an answer (2.0) scores 1 where none
+is given, else 0.
 """
 
 import re
@@ -18,8 +19,9 @@ _UNITS = re.compile(
     "|(?:(?![\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])\\w)+"
     r"|[^\w\s]"
 )
-# The marks CMRC 2018 does not count.
-_CMRC_MARKS = frozenset("-:_*^/\\~`+=，。：？！“”；’《》…·、「」（）－～『』")
+# The marks CMRC 2018 does not count. Its list has "……" too, which as two
+# characters equals none of the single ones it is compared with.
+_CMRC_MARKS = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
 _ROUGE_BETA = 1.2
 
 
@@ -40,11 +42,12 @@ def score_answers(
 ):
     """The scores of `answers` (Answers) as {name: float or int}.
 
-    'squad': exact_match and f1, in 2.0 also those of the answerable and
-    unanswerable questions and the best threshold of the null odds with its
-    scores. 'cmrc': exact_match and f1 by characters. 'dureader': rouge_l and
-    bleu_4. Questions without a gold answer are left out, but for 2.0, and
-    counted as `questions_without_gold`. ValueError if none has one."""
+    'squad': exact_match and f1. 'cmrc': the same by characters. 'dureader':
+    rouge_l, and bleu_4 of the answerable questions. In 2.0 also the scores of
+    the answerable and of the unanswerable questions, and the best threshold of
+    the null odds with its score. Questions without a gold answer are left out,
+    but for 2.0, and counted as `questions_without_gold`. ValueError if none
+    has one."""
     if metric not in METRICS:
         raise ValueError(
             f"unknown metric {metric!r}; one of {', '.join(METRICS)}"
@@ -60,9 +63,18 @@ def score_answers(
     elif metric == "squad":
         scores = _score_squad_1(known, answers)
     elif metric == "cmrc":
-        scores = _score_cmrc(known, answers)
+        measures = {"exact_match": _cmrc_any_exact, "f1": _cmrc_f1}
+        scores = _means(known, answers, measures, version_2_with_negative)
+        scores = {
+            name: value
+            if name.endswith(("_total", "_threshold"))
+            else 100.0 * value
+            for name, value in scores.items()
+        }
     else:
-        scores = _score_dureader(known, answers)
+        measures = {"rouge_l": rouge_l}
+        scores = _means(known, answers, measures, version_2_with_negative)
+        scores["bleu_4"] = _bleu_4(known, answers)
     scores["total"] = len(known)
     if len(known) < len(examples):
         scores["questions_without_gold"] = len(examples) - len(known)
@@ -78,20 +90,56 @@ def with_gold(examples, version_2_with_negative=False):
 
 
 def example_scores(examples, answers, metric="squad"):
-    """The score of each question, 0 to 1: F1, or ROUGE-L for DuReader.
-
-    A question without an answer has 1 if none is given, else 0."""
+    """The score of each question, 0 to 1: F1, or ROUGE-L for DuReader."""
     score = {"squad": _squad_f1, "cmrc": _cmrc_f1, "dureader": rouge_l}
-    found = []
-    for example in examples:
-        predicted = answers.predictions.get(example.qas_id, "")
-        golds = example.answer_texts
-        if golds:
-            value = score[metric](golds, predicted)
-        else:
-            value = float(not predicted)
-        found.append(value)
-    return found
+    return _scores_of(examples, answers.predictions, score[metric])
+
+
+def _scores_of(examples, texts, measure):
+    """measure(golds, text) of each question; see above for 2.0."""
+    return [
+        measure(example.answer_texts, texts.get(example.qas_id, ""))
+        if example.answer_texts
+        else float(not texts.get(example.qas_id, ""))
+        for example in examples
+    ]
+
+
+def _means(examples, answers, measures, version_2_with_negative):
+    """The means of some measures, 0 to 1; for 2.0 also parts and thresholds."""
+    scores = {}
+    answerable = [bool(example.answer_texts) for example in examples]
+    for name, measure in measures.items():
+        found = _scores_of(examples, answers.predictions, measure)
+        scores[name] = sum(found) / len(found)
+        if not version_2_with_negative:
+            continue
+        for part, has_answer in (("HasAns", True), ("NoAns", False)):
+            pairs = zip(found, answerable, strict=True)
+            chosen = [score for score, has in pairs if has == has_answer]
+            if chosen:
+                scores[f"{part}_{name}"] = sum(chosen) / len(chosen)
+                scores[f"{part}_total"] = len(chosen)
+        best, threshold = _best_threshold(examples, answers, measure)
+        scores[f"best_{name}"] = best
+        scores[f"best_{name}_threshold"] = threshold
+    return scores
+
+
+def _best_threshold(examples, answers, measure):
+    """(mean score, threshold): the best if null odds above it give no answer.
+
+    The search of the official script for SQuAD 2.0."""
+    found = _scores_of(examples, answers.best_texts, measure)
+    odds = [answers.null_odds[example.qas_id] for example in examples]
+    score = best = sum(not example.answer_texts for example in examples)
+    threshold = min(odds) - 1.0
+    for place in sorted(range(len(odds)), key=odds.__getitem__):
+        example = examples[place]
+        score += found[place] - (not example.answer_texts)
+        if score > best:
+            best, threshold = score, odds[place]
+    return best / len(examples), threshold
 
 
 def _squad_f1(golds, predicted):
@@ -105,6 +153,10 @@ def _squad_f1(golds, predicted):
 
 def _cmrc_f1(golds, predicted):
     return max(cmrc_f1(gold, predicted) for gold in golds)
+
+
+def _cmrc_any_exact(golds, predicted):
+    return float(any(cmrc_exact(gold, predicted) for gold in golds))
 
 
 def _as_dataset(examples):
@@ -203,32 +255,14 @@ def cmrc_f1(gold, predicted):
 
 
 def cmrc_exact(gold, predicted):
-    """Whether two texts are equal but for case, blanks and CMRC's marks."""
+    """Whether two texts are equal but for case, marks and outer blanks."""
 
     def bare(text):
         return "".join(
-            char
-            for char in text.lower()
-            if char not in _CMRC_MARKS and not char.isspace()
+            char for char in text.lower().strip() if char not in _CMRC_MARKS
         )
 
     return bare(gold) == bare(predicted)
-
-
-def _score_cmrc(examples, answers):
-    exact = 0.0
-    for example in examples:
-        predicted = answers.predictions.get(example.qas_id, "")
-        golds = example.answer_texts
-        if golds:
-            exact += any(cmrc_exact(gold, predicted) for gold in golds)
-        else:  # 2.0 only
-            exact += not predicted
-    f1 = sum(example_scores(examples, answers, "cmrc"))
-    return {
-        "exact_match": 100.0 * exact / len(examples),
-        "f1": 100.0 * f1 / len(examples),
-    }
 
 
 def longest_common_subsequence(first, second):
@@ -259,17 +293,14 @@ def rouge_l(golds, predicted):
     return (1 + square) * precision * recall / (recall + square * precision)
 
 
-def _score_dureader(examples, answers):
+def _bleu_4(examples, answers):
+    """BLEU-4 of the answers to the answerable questions, 0 to 1."""
     import sacrebleu
 
     examples = [example for example in examples if example.answer_texts]
     if not examples:
-        return {"rouge_l": 0.0, "bleu_4": 0.0}
+        return 0.0
     predicted = [answers.predictions.get(e.qas_id, "") for e in examples]
-    rouge = sum(
-        rouge_l(example.answer_texts, text)
-        for example, text in zip(examples, predicted, strict=True)
-    )
     most = max(len(example.answer_texts) for example in examples)
     references = [
         [
@@ -279,4 +310,4 @@ def _score_dureader(examples, answers):
         for number in range(most)
     ]
     bleu = sacrebleu.corpus_bleu(predicted, references, tokenize="zh")
-    return {"rouge_l": rouge / len(examples), "bleu_4": bleu.score / 100.0}
+    return bleu.score / 100.0

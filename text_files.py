@@ -17,6 +17,7 @@ import stat
 import tempfile
 import zlib
 
+GZIP_START = b"\x1f\x8b"
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -52,6 +53,10 @@ def read_lines(path, encoding="utf-8"):
             try:
                 text = raw.decode(encoding)
             except UnicodeDecodeError as error:
+                if number == 1 and raw.startswith(GZIP_START):
+                    raise ValueError(
+                        f"{path}: is a gzip file. Unpack it first."
+                    ) from None
                 raise located(
                     path,
                     number,
@@ -75,7 +80,7 @@ def damaged_gzip(path, error):
     """The ValueError for a .gz file whose reading gave one of GZIP_ERRORS."""
     with open(path, "rb") as file:
         start = file.read(2)
-    if start and start != b"\x1f\x8b":
+    if start and start != GZIP_START:
         return ValueError(
             f"{path}: is no gzip file; rename it, so that its name does not "
             "end in .gz"

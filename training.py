@@ -350,6 +350,9 @@ class Trainer:
             progress.global_step, progress.global_step, np.zeros(0), []
         )
         self._check_agreement(progress.global_step)
+        step = progress.global_step
+        if self.directory.is_resumed and not self.directory.has_hand_over(step):
+            self.directory.save_hand_over(step, self._slots)
         if self._is_done(progress):
             return self._finish(result, progress)
         self._warn_of_plan(evaluate)
@@ -467,10 +470,6 @@ class Trainer:
                 self.num_train_steps,
                 ", stopped early" if progress.finished else "",
             )
-            if self.directory.is_resumed and not self.directory.has_hand_over(
-                progress.global_step
-            ):
-                self.directory.save_hand_over(progress.global_step, self._slots)
         result.global_step = progress.global_step
         result.stopped_early = progress.finished
         result.best_checkpoint = self.directory.best_checkpoint()
@@ -626,10 +625,10 @@ class Trainer:
         return value < best if "loss" in self.best_metric else value > best
 
     def _save(self, progress):
-        # In this order: a kill in between leaves an older state to resume
-        # from, which writes the same hand-over checkpoint again.
-        self.directory.save_hand_over(progress.global_step, self._slots)
+        # In this order: a run killed in between goes on from its own state,
+        # and first writes the hand-over checkpoint that is missing.
         self.directory.save_resume(progress)
+        self.directory.save_hand_over(progress.global_step, self._slots)
 
     @contextlib.contextmanager
     def _signals(self):

@@ -479,7 +479,7 @@ def _define_learning_flags():
         "bpe",
         ("bpe", "tensorflow_text"),
         "bpe: merges pairs, gives the asked size. tensorflow_text: the "
-        "learner of that package, slow, may give far fewer rows.",
+        "learner of that package, slow, seldom gives the size.",
     )
     flags.DEFINE_integer(
         "limit_alphabet",
@@ -634,12 +634,13 @@ def _learn(files, output):
             **options,
         )
     output.write(("\n".join(rows) + "\n").encode())
-    if len(rows) < FLAGS.vocab_size:
+    if len(rows) != FLAGS.vocab_size:
         logging.warning(
-            "The text gives %d of --vocab_size=%d rows. Give more text, or "
-            "set vocab_size to %d in bert_config.json.",
+            "The text gives %d rows, not --vocab_size=%d. %set vocab_size to "
+            "%d in bert_config.json.",
             len(rows),
             FLAGS.vocab_size,
+            "Give more text, or s" if len(rows) < FLAGS.vocab_size else "S",
             len(rows),
         )
     return (
@@ -677,7 +678,10 @@ def _extend(files, output):
         import checkpoints
 
         checkpoints.grow_word_embeddings(
-            FLAGS.init_checkpoint, FLAGS.output_checkpoint, size
+            FLAGS.init_checkpoint,
+            FLAGS.output_checkpoint,
+            size,
+            old_vocab_size=size - len(words),
         )
         note = extension.write_config(
             FLAGS.init_checkpoint, FLAGS.output_checkpoint, size

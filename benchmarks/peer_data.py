@@ -173,11 +173,14 @@ def answer_f1(text, gold):
 
 
 def squad_score(questions, predictions):
-    """(exact match, F1) from 0 to 1, the best over the gold answers."""
+    """(exact match, F1) from 0 to 1, the best over the gold answers.
+
+    As in the official script, an answer of points alone is none."""
     exact = f1 = 0.0
     for question in questions:
         text = predictions[question["id"]]
-        golds = [answer["text"] for answer in question["answers"]] or [""]
+        golds = [answer["text"] for answer in question["answers"]]
+        golds = [gold for gold in golds if normal_answer(gold)] or [""]
         exact += max(normal_answer(text) == normal_answer(g) for g in golds)
         f1 += max(answer_f1(text, gold) for gold in golds)
     return exact / len(questions), f1 / len(questions)

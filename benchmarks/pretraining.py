@@ -61,14 +61,16 @@ def read_batches(flags, path, count):
 
     import numpy as np
 
+    import modeling
     import record_pipeline
     import records
 
+    config = modeling.BertConfig(VOCAB_SIZE)
     spec = records.pretraining_spec(
         flags.max_seq_length, flags.max_predictions_per_seq
     )
     files = record_pipeline.RecordFiles(path)
-    record_pipeline.check_agreement(files, spec, VOCAB_SIZE)
+    record_pipeline.check_agreement(files, spec, config)
     wanted = count * flags.batch_size
     stream = itertools.islice(files.shuffled(1), wanted)
     rows = [spec.decode(record) for _, _, record in stream]

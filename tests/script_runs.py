@@ -1,10 +1,12 @@
 """Runs of a script's main in the test's own process."""
 
+import contextlib
 import importlib
 import logging
 
 from absl import flags
 from absl.testing import flagsaver
+from toy_readers import LetterTokenizer
 
 FLAGS = flags.FLAGS
 
@@ -40,6 +42,27 @@ class Script:
         finally:
             logger.removeHandler(lines)
         return "\n".join(lines.found)
+
+
+def task_maker(task_class):
+    """A context whose value makes the task of some flags, without a model."""
+
+    @contextlib.contextmanager
+    def maker():
+        with flagsaver.flagsaver():
+
+            def make(*arguments, pieces=99):
+                FLAGS.unparse_flags()
+                for name in FLAGS:
+                    FLAGS[name].unparse()
+                FLAGS(["script", "--output_dir=none", *map(str, arguments)])
+                task = task_class()
+                task.tokenizer = LetterTokenizer(pieces)
+                return task
+
+            yield make
+
+    return maker()
 
 
 class _Lines(logging.Handler):

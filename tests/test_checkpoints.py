@@ -598,6 +598,10 @@ def test_grow_word_embeddings(tmp_path, golden_values):
     checkpoints.load_checkpoint(prefix, tiny_model(vocab_size=110))
     with pytest.raises(ValueError, match="has 97 rows .*=97 would not grow"):
         checkpoints.grow_word_embeddings(PREFIX, prefix, 97)
+    with pytest.raises(ValueError, match="97 rows .*vocabulary has 200. Name"):
+        checkpoints.grow_word_embeddings(PREFIX, prefix, 205, 200)
+    with pytest.raises(ValueError, match="is the checkpoint that is to grow"):
+        checkpoints.grow_word_embeddings(prefix, prefix, 120)
 
 
 def test_tile_positions(tmp_path, golden_values):

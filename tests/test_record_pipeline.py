@@ -8,10 +8,12 @@ import pytest
 import tensorflow as tf
 
 import dynamic_masking
+import modeling
 import record_pipeline
 import records
 
 LENGTH, SLOTS, VOCAB = 48, 8, 97
+CONFIG = modeling.BertConfig(VOCAB, type_vocab_size=2)
 TOKENS = {f"t{index}": index for index in range(VOCAB)}
 TOKENS["[MASK]"] = TOKENS.pop("t4")
 
@@ -185,7 +187,7 @@ def test_a_flipped_byte_is_found_while_reading(tmp_path, spec):
         list(batches)
     assert "a: record 6" in str(files.error)
     with pytest.raises(ValueError, match="a: record 6. is damaged"):
-        record_pipeline.find_bad_record(files, spec, VOCAB)
+        record_pipeline.find_bad_record(files, spec, CONFIG)
 
 
 def test_no_record_and_no_file(tmp_path, spec):
@@ -208,17 +210,49 @@ def test_no_record_and_no_file(tmp_path, spec):
 def test_lengths_that_disagree(three_files, wanted, message):
     other = records.pretraining_spec(*wanted)
     with pytest.raises(record_pipeline.DataMismatch, match=message):
-        record_pipeline.check_agreement(three_files, other, VOCAB)
+        record_pipeline.check_agreement(three_files, other, CONFIG)
 
 
 def test_vocabularies_that_disagree(three_files, spec):
     check = record_pipeline.check_agreement
-    check(three_files, spec, VOCAB, first_id=2)
+    check(three_files, spec, CONFIG, first_id=2)
     assert 8 <= three_files.mean_tokens <= LENGTH
+    small = modeling.BertConfig(60, type_vocab_size=2)
     with pytest.raises(ValueError, match=r"input_ids holds \d\d, .* is 60"):
-        check(three_files, spec, 60)
+        check(three_files, spec, small)
     with pytest.raises(ValueError, match="begins with the id 2, but .* id 101"):
-        check(three_files, spec, VOCAB, first_id=101)
+        check(three_files, spec, CONFIG, first_id=101)
+
+
+@pytest.mark.parametrize(
+    "name, values, allowed",
+    [
+        ("masked_lm_positions", [77], LENGTH - 1),
+        ("next_sentence_labels", [2], 1),
+        ("segment_ids", [0, 2], 1),
+    ],
+)
+def test_numbers_out_of_range_are_named(tmp_path, spec, name, values, allowed):
+    draw = np.random.default_rng(1)
+    rows = [masked_row(draw) for _ in range(60)]
+    rows[55][name] = values
+    write(tmp_path / "a", rows, spec)
+    files = record_pipeline.RecordFiles(str(tmp_path / "a"))
+    record_pipeline.check_agreement(files, spec, CONFIG)
+    said = f"a: record 56: {name} holds {values[-1]}, but .* 0 to {allowed}[.]"
+    with pytest.raises(record_pipeline.DataMismatch, match=said):
+        record_pipeline.find_bad_record(files, spec, CONFIG)
+
+
+def test_summaries_are_no_records(tmp_path, spec, three_files):
+    (tmp_path / "b.tfrecord.summary.json").write_text("{}")
+    again = record_pipeline.RecordFiles(str(tmp_path / "*"))
+    assert again.paths == three_files.paths
+
+
+def test_one_segment_gives_no_next_sentence(three_files, spec):
+    with pytest.raises(ValueError, match="one segment, .* Add --nsp=none"):
+        record_pipeline.check_agreement(three_files, spec, CONFIG, pairs=True)
 
 
 def test_masked_and_unmasked_records_are_told_apart(
@@ -226,12 +260,12 @@ def test_masked_and_unmasked_records_are_told_apart(
 ):
     unmasked = records.unmasked_spec(LENGTH)
     with pytest.raises(ValueError, match="Leave out --dynamic_masking"):
-        record_pipeline.check_agreement(three_files, unmasked, VOCAB)
+        record_pipeline.check_agreement(three_files, unmasked, CONFIG)
     path = tmp_path / "x"
     write(path, [unmasked_row(np.random.default_rng(1))], unmasked)
     files = record_pipeline.RecordFiles(str(path))
     with pytest.raises(ValueError, match="Add --dynamic_masking"):
-        record_pipeline.check_agreement(files, spec, VOCAB)
+        record_pipeline.check_agreement(files, spec, CONFIG)
 
 
 # ----------------------------------------------------------- dynamic masking

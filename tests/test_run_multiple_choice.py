@@ -6,18 +6,15 @@ import re
 
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from classifier_runs import read_results, run_python
 from conftest import run_script, shared_data
 from labelling_rows import TINY
-from script_runs import Script
+from script_runs import Script, task_maker
 from toy_readers import LetterTokenizer, write
 
 import choice_data
 import run_multiple_choice
 
-FLAGS = flags.FLAGS
 WORDS = "the of to in that it was is un he a b c".split()
 RIGHT = ("\u4e2d \u56fd", "want able", "\u4eba \u56fd")
 
@@ -31,17 +28,7 @@ def script():
 @pytest.fixture
 def task_of(script):
     """Makes the task of some flags, with a tokenizer and no model."""
-    with flagsaver.flagsaver():
-
-        def make(*arguments, pieces=99):
-            FLAGS.unparse_flags()
-            for name in FLAGS:
-                FLAGS[name].unparse()
-            FLAGS(["run.py", "--output_dir=none", *map(str, arguments)])
-            task = run_multiple_choice.ChoiceTask()
-            task.tokenizer = LetterTokenizer(pieces)
-            return task
-
+    with task_maker(run_multiple_choice.ChoiceTask) as make:
         yield make
 
 
@@ -159,7 +146,7 @@ def test_report_shows_the_worst_questions(trained):
 
 FRESH = """
 import json, sys
-from script_runs import Script
+from script_runs import Script, task_maker
 import numpy as np
 asked = json.load(open(sys.argv[1]))
 with Script("run_multiple_choice") as script:

@@ -6,18 +6,14 @@ import re
 
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from classifier_runs import read_results, run_python
 from conftest import GOLDEN, run_script, shared_data
 from labelling_rows import TINY, columns, sentence, sentences
-from script_runs import Script
-from toy_readers import LetterTokenizer, write
+from script_runs import Script, task_maker
+from toy_readers import write
 
 import labelling_data
 import run_ner
-
-FLAGS = flags.FLAGS
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +25,7 @@ def script():
 @pytest.fixture
 def task_of(script):
     """Makes the task of some flags, with a tokenizer and no model."""
-    with flagsaver.flagsaver():
-
-        def make(*arguments, pieces=99):
-            FLAGS.unparse_flags()
-            for name in FLAGS:
-                FLAGS[name].unparse()
-            FLAGS(["run_ner.py", "--output_dir=none", *map(str, arguments)])
-            task = run_ner.LabellingTask()
-            task.tokenizer = LetterTokenizer(pieces)
-            return task
-
+    with task_maker(run_ner.LabellingTask) as make:
         yield make
 
 
@@ -159,7 +145,7 @@ def test_report_shows_types_and_the_worst_sentences(trained):
 
 FRESH = """
 import json, sys
-from script_runs import Script
+from script_runs import Script, task_maker
 import numpy as np
 asked = json.load(open(sys.argv[1]))
 with Script("run_ner") as script:

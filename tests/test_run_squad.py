@@ -368,6 +368,33 @@ def test_a_trained_directory_answers_without_its_flags(squad, toy, tmp_path):
         squad(**given, predict_file=toy, do_predict=True, passage_first=False)
 
 
+def test_lengths_are_those_of_training(squad, tmp_path):
+    rows = [("it was he in the a b is " * 9 + "she", "who", "she")] * 2
+    path = write_questions(tmp_path / "long.json", *rows)
+    lengths = {"max_seq_length": 40, "doc_stride": 12, "max_query_length": 9}
+    squad(train_file=path, do_train=True, train_batch_size=1, **lengths)
+    given = dict.fromkeys(("max_seq_length", "doc_stride", "max_query_length"))
+    squad(**given, predict_file=path, do_predict=True)
+    out = tmp_path / "out/nbest_predictions.json"
+    recalled = out.read_text()
+    squad(**lengths, predict_file=path, do_predict=True)
+    assert out.read_text() == recalled
+    squad(**given | {"doc_stride": 20}, predict_file=path, do_predict=True)
+    assert out.read_text() != recalled
+
+
+def test_a_refused_export_leaves_the_directory_free(squad, toy, tmp_path):
+    with pytest.raises(ValueError, match="no trained model to export"):
+        squad(do_export=True)
+    assert not (tmp_path / "out").exists()
+    squad(
+        train_file=toy,
+        version_2_with_negative=True,
+        do_train=True,
+        num_train_epochs=1,
+    )
+
+
 def test_no_answer_head_is_learnt(squad, toy, tmp_path):
     import checkpoints
 
@@ -765,10 +792,10 @@ def test_verbose_logging_shows_every_message(squad, tmp_path):
         "num_train_epochs": 1,
     }
     log = squad("short", **flags)
-    assert log.count("is not at offset") == 20
+    assert log.count("is not in the passage") == 20
     assert "10 more; --verbose_logging shows all" in log
     log = squad("long", **flags, verbose_logging=True)
-    assert log.count("is not at offset") == 30
+    assert log.count("is not in the passage") == 30
 
 
 # ------------------------------------------------------------------- sizes

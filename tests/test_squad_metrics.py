@@ -63,8 +63,16 @@ def test_squad_2_parts_and_best_threshold():
     assert scores["best_exact_match_threshold"] < -3.0
 
 
+NAMES = {
+    "squad": ("exact_match", "f1"),
+    "cmrc": ("exact_match", "f1"),
+    "dureader": ("rouge_l",),
+}
+
+
+@pytest.mark.parametrize("metric", NAMES)
 @pytest.mark.parametrize("seed", range(5))
-def test_best_threshold_is_best_when_applied(seed):
+def test_best_threshold_is_best_when_applied(seed, metric):
     chance = random.Random(seed)
     examples, odds, best = [], {}, {}
     for number in range(40):
@@ -76,11 +84,17 @@ def test_best_threshold_is_best_when_applied(seed):
     def applied(threshold):
         texts = {k: "" if odds[k] > threshold else best[k] for k in odds}
         return squad_metrics.score_answers(
-            examples, answers(texts, odds, best), "squad", True
+            examples, answers(texts, odds, best), metric, True
         )
 
     scores = applied(0.0)
-    for name in ("exact_match", "f1"):
+    assert scores["HasAns_total"] + scores["NoAns_total"] == 40
+    for name in NAMES[metric]:
+        parts = [
+            scores[f"{part}_{name}"] * scores[f"{part}_total"]
+            for part in ("HasAns", "NoAns")
+        ]
+        assert scores[name] == pytest.approx(sum(parts) / 40)
         value = applied(scores[f"best_{name}_threshold"])[name]
         assert value == pytest.approx(scores[f"best_{name}"])
         tried = [applied(odd)[name] for odd in odds.values()]
@@ -121,7 +135,9 @@ def test_cmrc_f1(gold, predicted, f1):
 
 
 def test_cmrc_exact():
-    assert squad_metrics.cmrc_exact("《泡泡堂》", "泡泡 堂")
+    assert squad_metrics.cmrc_exact("《泡泡堂》", " 泡泡堂\n")
+    assert not squad_metrics.cmrc_exact("泡泡堂", "泡泡 堂")
+    assert not squad_metrics.cmrc_exact("他说…是", "他说是")
     assert squad_metrics.cmrc_exact("Nexon", "nexon")
     assert not squad_metrics.cmrc_exact("泡泡堂", "泡泡")
 
@@ -136,7 +152,8 @@ def test_cmrc_scores():
     scores = squad_metrics.score_answers(examples, got, "cmrc")
     assert scores == {"exact_match": 50.0, "f1": 90.0, "total": 2}
     examples.append(example("n", []))
-    got.predictions["n"] = ""
+    got.predictions["n"] = got.best_texts["n"] = ""
+    got.null_odds.update({"a": -2.0, "b": -1.0, "n": 1.0})
     scores = squad_metrics.score_answers(examples, got, "cmrc", True)
     assert scores["exact_match"] == pytest.approx(200 / 3)
 
@@ -238,3 +255,17 @@ def test_no_answer_is_right_where_there_is_none():
     examples = [example("n", []), example("m", [])]
     got = answers({"n": "", "m": "wrong"})
     assert squad_metrics.example_scores(examples, got) == [1.0, 0.0]
+
+
+def test_dureader_questions_without_answer_count():
+    examples = [example("a", ["甲乙"]), example("n", []), example("m", [])]
+    got = answers(
+        {"a": "甲乙", "n": "丙", "m": ""},
+        {"a": -1.0, "n": 0.0, "m": 2.0},
+        {"a": "甲乙", "n": "丙", "m": "丁"},
+    )
+    scores = squad_metrics.score_answers(examples, got, "dureader", True)
+    assert scores["total"] == 3 and scores["NoAns_total"] == 2
+    assert scores["rouge_l"] == pytest.approx(2 / 3)
+    assert scores["best_rouge_l"] == 1.0
+    assert scores["best_rouge_l_threshold"] == -1.0

@@ -23,6 +23,7 @@ import distribution
 import heads
 import modeling
 import optimization
+import output_directory
 import training
 
 # Before any test starts TensorFlow: two replicas need two devices.
@@ -440,6 +441,38 @@ def test_directory_with_slots_but_no_resume_state(one_device, tmp_path):
     trainer, rest = run(one_device, path)
     assert rest.first_step == 8
     assert_same(weights_of(trainer), weights_of(whole))
+
+
+def test_a_kill_between_the_two_files_of_a_step(
+    one_device, tmp_path, log, monkeypatch
+):
+    """The first step that is saved, of which only the state was written."""
+    whole, _ = run(one_device, tmp_path / "a", save_checkpoints_steps=4)
+    path = tmp_path / "b"
+    save = output_directory.RunDirectory.save_hand_over
+
+    def killed(self, step, optimizer=None):
+        if step:
+            raise KeyboardInterrupt
+        save(self, step, optimizer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output_directory.RunDirectory, "save_hand_over", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(one_device, path, save_checkpoints_steps=4)
+    assert not (path / "model.ckpt-4.index").exists()
+    trainer, rest = run(one_device, path, save_checkpoints_steps=4)
+    assert rest.first_step == 4
+    assert_same(weights_of(trainer), weights_of(whole))
+    assert (path / "model.ckpt-4.index").exists()
+
+
+def test_weights_without_moments_are_said(one_device, tmp_path, log):
+    run(one_device, tmp_path, num_train_steps=8, planned_steps=20)
+    shutil.rmtree(tmp_path / "resume")
+    _, rest = run(one_device, tmp_path)
+    assert rest.first_step == 8
+    assert "the optimizer's moments begin anew" in "".join(log)
 
 
 def test_half_written_states_are_ignored(one_device, tmp_path):

@@ -307,7 +307,7 @@ def test_cased_text_and_another_encoding(run, tmp_path):
     done = run(*arguments, "--input_encoding=latin-1")
     assert done.code == 0, done
     assert {"Ü", "F", "##ß"} <= set(rows_of(tmp_path / "v"))
-    assert "of --vocab_size=40 rows. Give more text" in done.err
+    assert "rows, not --vocab_size=40. Give more text" in done.err
 
 
 def test_bad_bytes_are_named_with_file_and_line(run, tmp_path, monkeypatch):
@@ -443,7 +443,7 @@ def test_the_learner_of_tensorflow_text_can_be_chosen(run, tmp_path):
     rows = rows_of(tmp_path / "v")
     assert rows[:6] == [*RESERVED, "[unused0]"]
     assert "the" in rows and len(rows) < 200
-    assert "of --vocab_size=200 rows" in done.err
+    assert "rows, not --vocab_size=200" in done.err
 
 
 def test_pieces_per_word_on_unseen_text():
@@ -553,7 +553,9 @@ def test_words_that_can_never_be_found_are_refused(run, tmp_path, old):
 def test_the_checkpoint_grows_with_the_vocabulary(tmp_path, old, monkeypatch):
     calls = []
     stand_in = types.ModuleType("checkpoints")
-    stand_in.grow_word_embeddings = lambda *arguments: calls.append(arguments)
+    stand_in.grow_word_embeddings = lambda *arguments, old_vocab_size: (
+        calls.append((*arguments, old_vocab_size))
+    )
     monkeypatch.setitem(sys.modules, "checkpoints", stand_in)
     config = {"vocab_size": len(OLD), "hidden_size": 4}
     (old.parent / "bert_config.json").write_text(json.dumps(config))
@@ -577,7 +579,7 @@ def test_the_checkpoint_grows_with_the_vocabulary(tmp_path, old, monkeypatch):
     written = []
     sink = types.SimpleNamespace(write=written.append)
     summary = vocabulary._extend([], sink)
-    assert calls == [(str(init), str(output), len(OLD) + 1)]
+    assert calls == [(str(init), str(output), len(OLD) + 1, len(OLD))]
     assert summary.startswith("18 rows, 1 of them new; ")
     assert written[0].endswith(b"\nriver\n")
     grown = json.loads((tmp_path / "bert_config.json").read_text())
