@@ -138,6 +138,11 @@ def _define_scale_flags():
 
 def read_options() -> Options:
     """The options that the flags say. Raises ValueError if they are wrong."""
+    if FLAGS.dupe_factor < 1:
+        raise ValueError(
+            f"--dupe_factor={FLAGS.dupe_factor} uses the text never; take 1 "
+            "or more"
+        )
     names = {field.name for field in dataclasses.fields(Options)}
     streaming = FLAGS.streaming or FLAGS.runner is not None
     values = {name: FLAGS[name].value for name in names if name in FLAGS}
@@ -152,11 +157,6 @@ def read_options() -> Options:
         raise ValueError(
             "--masked_lm_prob has no effect with --unmasked; give it to "
             "run_pretraining.py --dynamic_masking"
-        )
-    if options.dupe_factor < 1:
-        raise ValueError(
-            f"--dupe_factor={options.dupe_factor} uses the text never; take 1 "
-            "or more"
         )
     if FLAGS.num_shards and not streaming:
         raise ValueError("--num_shards goes with --streaming only")

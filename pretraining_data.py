@@ -72,7 +72,7 @@ class Options:
                 )
         for name, limit in (
             ("max_predictions_per_seq", 0),
-            ("dupe_factor", 1),
+            ("dupe_factor", 0),
             ("max_ngram", 1),
         ):
             if getattr(self, name) < limit:

@@ -228,6 +228,22 @@ def create_shards(
     progress = os.path.join(directory, f".{name}.progress")
     settings = _settings(input_files, workers.tools, seed, num_shards)
     _open_progress(progress, settings)
+    try:
+        made = _missing_shards(
+            input_files, output_file, seed, workers, num_shards, progress
+        )
+    except ValueError:
+        if not glob.glob(_note(glob.escape(progress), None)):
+            shutil.rmtree(progress, ignore_errors=True)
+        raise
+    shutil.rmtree(progress)
+    return made
+
+
+def _missing_shards(
+    input_files, output_file, seed, workers, num_shards, progress
+):
+    """Writes what is missing; gives the counts of all shards, and files."""
     files = [
         _unpacked(path, progress, number)
         for number, path in enumerate(input_files)
@@ -252,7 +268,6 @@ def create_shards(
     for shard, summary in zip(missing, results, strict=True):
         done[shard] = summary
         _log.info("shard %d: %d instances", shard, summary.instances)
-    shutil.rmtree(progress)
     return sum(done.values(), Summary()), outputs
 
 
@@ -281,7 +296,9 @@ def _shard_job(tools, job):
 
 
 def _note(progress, shard):
-    return os.path.join(progress, f"shard-{shard:05d}.json")
+    """Where the counts of a finished shard are; of None, a pattern of all."""
+    number = "?????" if shard is None else f"{shard:05d}"
+    return os.path.join(progress, f"shard-{number}.json")
 
 
 def _finished(progress, shard, output) -> Summary | None:

@@ -156,9 +156,9 @@ def check_agreement(files, spec, config, first_id=None, pairs=False):
     """Looks at the first records of every file before a model is built.
 
     Takes a records.FeatureSpec, a BertConfig, the id that every sequence
-    begins with if it is known, and whether there must be second segments.
-    Notes their mean number of tokens. Raises DataMismatch with both numbers
-    and the flag."""
+    begins with if it is known, and whether second segments are wanted,
+    for which it warns. Notes their mean number of tokens. Raises DataMismatch
+    with both numbers and the flag."""
     lengths = []
     has_pairs = False
     for path in files.paths:
@@ -176,9 +176,10 @@ def check_agreement(files, spec, config, first_id=None, pairs=False):
                     "was made with another vocabulary; name that one."
                 )
     if pairs and not has_pairs:
-        raise DataMismatch(
-            f"{files.paths[0]}: its records have one segment, so there is no "
-            "next sentence to learn. Add --nsp=none, with which they were made."
+        logging.warning(
+            "%s: the records have one segment, so there is no next sentence to "
+            "learn. If they were made with --nsp=none, add it here too.",
+            ", ".join(files.paths[:3]),
         )
     files.mean_tokens = float(np.mean(lengths))
 

@@ -373,6 +373,12 @@ def test_a_pattern_without_match_is_refused(tmp_path, text):
         output_file=output,
         dupe_factor=0,
     )
+    fails(
+        "--dupe_factor=-1 uses the text never",
+        input_file=text,
+        output_file=output,
+        dupe_factor=-1,
+    )
     assert not output.exists()
 
 
@@ -389,6 +395,13 @@ def test_the_text_is_not_overwritten(tmp_path, text):
         streaming=True,
     )
     assert text.read_text() == shard.read_text() == TEXT
+
+
+def test_a_refused_text_leaves_nothing_beside_the_output(tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"caf\xe9 au lait\n")
+    fails("bad.txt:1", input_file=bad, output_file=tmp_path / "o", streaming=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.txt"]
 
 
 def test_every_output_has_a_name_of_its_own(tmp_path, text):
@@ -437,7 +450,7 @@ def test_the_shortest_length_works(tmp_path, text):
         ({"short_seq_prob": 1.5}, "--short_seq_prob=1.5 must lie between"),
         ({"masked_lm_prob": -1}, "--masked_lm_prob=-1 must lie between"),
         ({"max_predictions_per_seq": -1}, "must be at least 0"),
-        ({"dupe_factor": -1}, "--dupe_factor=-1 must be at least 1"),
+        ({"dupe_factor": -1}, "--dupe_factor=-1 must be at least 0"),
         ({"max_ngram": 0}, "--max_ngram=0 must be at least 1"),
         ({"draw_per_word": True}, "--draw_per_word needs words"),
         ({"segmenter": "jieba"}, "--segmenter=jieba has no effect"),
