@@ -1,8 +1,8 @@
-"""Files and scores of the other side of the comparisons, without our modules.
+"""Files, clocks and scores of the other side of the comparisons.
 
-Read by peer_transformers.py in an interpreter that may lack TensorFlow, so the
-formats and scores are written here a second time on purpose: a fault of our
-own readers cannot hide in both sides.
+Read by peer_transformers.py in an interpreter that may lack TensorFlow and our
+modules, so the formats and scores are written here a second time on purpose: a
+fault of our own readers cannot hide in both sides.
 """
 
 import collections
@@ -10,7 +10,9 @@ import csv
 import json
 import os
 import re
+import resource
 import string
+import time
 
 # -- Files ------------------------------------------------------------------
 
@@ -111,6 +113,26 @@ def write_lines(path, lines):
     with open(f"{path}.part", "w", encoding="utf-8") as stream:
         stream.writelines(f"{line}\n" for line in lines)
     os.replace(f"{path}.part", path)
+
+
+# -- Clocks -----------------------------------------------------------------
+
+
+class Clock:
+    """Wall and CPU seconds between enter and exit."""
+
+    def __enter__(self):
+        self._start = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_):
+        self.wall = time.perf_counter() - self._start[0]
+        self.cpu = time.process_time() - self._start[1]
+
+
+def peak_megabytes():
+    """Peak resident memory of this process so far (Linux: from KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 # -- Scores -----------------------------------------------------------------

@@ -27,13 +27,13 @@ import json
 import math
 import os
 import random
-import resource
 import sys
-import time
 
 from peer_data import (
     READERS,
+    Clock,
     classification_score,
+    peak_megabytes,
     read_conll,
     read_squad,
     span_f1,
@@ -45,23 +45,6 @@ NO_LABEL = -100  # what PyTorch's cross-entropy leaves out
 
 
 # -- Training and predicting ------------------------------------------------
-
-
-class Clock:
-    """Wall and CPU seconds between enter and exit."""
-
-    def __enter__(self):
-        self._start = time.perf_counter(), time.process_time()
-        return self
-
-    def __exit__(self, *_):
-        self.wall = time.perf_counter() - self._start[0]
-        self.cpu = time.process_time() - self._start[1]
-
-
-def peak_megabytes():
-    """Peak resident memory of this process so far (Linux: from KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def autocast(flags):
