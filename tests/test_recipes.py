@@ -1,0 +1,40 @@
+"""What lies in recipes/ besides flag files."""
+
+import sys
+
+import numpy as np
+from conftest import GOLDEN, ROOT
+
+import checkpoints
+import modeling
+
+TINY = GOLDEN / "tiny"
+
+
+def test_scaled_embeddings_change_no_output(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), *sys.path])
+    import scale_embeddings
+
+    factor = scale_embeddings.scale(TINY, tmp_path / "scaled", 0.005, 0.2)
+    assert factor < 0.5
+    config = modeling.BertConfig.from_json_file(
+        tmp_path / "scaled" / "bert_config.json"
+    )
+    ids = np.random.default_rng(1).integers(5, 97, (3, 12)).astype(np.int32)
+    assert config.hidden_dropout_prob == 0.2
+    found = []
+    for directory in (TINY, tmp_path / "scaled"):
+        model = modeling.BertModel(config)
+        model({"input_ids": ids})
+        report = checkpoints.load_checkpoint(str(directory), model)
+        assert not report.fresh
+        outputs = model({"input_ids": ids})
+        found.append([outputs["sequence_output"], outputs["pooled_output"]])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+        assert np.asarray(one).std() > 0.01
+    prefix = str(tmp_path / "scaled" / "bert_model.ckpt")
+    table = checkpoints.CheckpointReader(prefix).read(
+        "bert/embeddings/word_embeddings"
+    )
+    np.testing.assert_allclose(table.std(), 0.005, rtol=1e-3)
