@@ -466,17 +466,20 @@ def check_finetuning():
     find_output_parent(FLAGS.output_dir)
 
 
-def recall(output_dir, names):
+def recall(output_dir, task, names):
     """Takes flags that were not given from the run in an output directory.
 
-    `names`: those that must be as they were in training. Raises ValueError
-    if the directory's run.json is no JSON object."""
+    `names`: those that must be as they were in training. A run of another
+    task than `task` (the word before a / in its name) tells nothing. Raises
+    ValueError if the directory's run.json is no JSON object."""
     path = os.path.join(output_dir, "run.json")
     if not os.path.isfile(path):
         return
     run = read_json(path)
     if not isinstance(run, dict):
         raise ValueError(f"{path}: is no JSON object. Remove the directory.")
+    if str(run.get("task")).split("/")[0] != task:
+        return
     for name, value in (run.get("flags") or {}).items():
         if name in names and not FLAGS[name].present:
             FLAGS[name].value = value

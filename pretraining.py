@@ -127,6 +127,11 @@ class PretrainingRun(runs.Run):
         if FLAGS.do_train:
             self.train_files = self._open(patterns)
         if FLAGS.do_eval or self._evaluates:
+            if FLAGS.do_train and not others:
+                logging.warning(
+                    "No --eval_input_file: the evaluation scores the records "
+                    "of the training."
+                )
             same = self.train_files is not None and not others
             self.eval_files = self.train_files if same else None
             self.eval_files = self.eval_files or self._open(others or patterns)

@@ -538,7 +538,7 @@ class ClassifierTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
-    common_flags.recall(FLAGS.output_dir, RECALLED_FLAGS)
+    common_flags.recall(FLAGS.output_dir, ClassifierTask.name, RECALLED_FLAGS)
     task = ClassifierTask()
     common_flags.check_finetuning()
     task.check()

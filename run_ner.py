@@ -443,7 +443,7 @@ class LabellingTask(tasks.Task):
 def main(_):
     """Checks the flags, then makes the trip."""
     common_flags.check_finetuning()
-    common_flags.recall(FLAGS.output_dir, RECALLED)
+    common_flags.recall(FLAGS.output_dir, LabellingTask.name, RECALLED)
     task = LabellingTask()
     task.check()
     import finetuning

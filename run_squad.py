@@ -228,8 +228,16 @@ class SquadTask(tasks.Task):
         if common_flags.given("version_2_with_negative") is None:
             self.version_2 = trained
             logging.info(
-                "Trained with --version_2_with_negative=%s, so it is used.",
+                "The run began with --version_2_with_negative=%s, so it is "
+                "used.",
                 str(trained).lower(),
+            )
+        elif self.version_2 != trained and not FLAGS.do_train:
+            logging.warning(
+                "The model was trained with --version_2_with_negative=%s; "
+                "this run answers with %s.",
+                str(trained).lower(),
+                str(self.version_2).lower(),
             )
         if not FLAGS.do_train:
             self._trained_version_2 = trained
@@ -461,7 +469,7 @@ class SquadTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
-    common_flags.recall(FLAGS.output_dir, RECALLED)
+    common_flags.recall(FLAGS.output_dir, SquadTask.name, RECALLED)
     task = SquadTask()
     common_flags.check_phases("do_train", "do_eval", "do_predict", "do_export")
     task.check()

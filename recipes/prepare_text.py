@@ -106,6 +106,12 @@ def main():
     try:
         parts = [part for path in flags.files for part in documents(path)]
         heldout = parts[19::20] if flags.heldout else []
+        if flags.heldout and not heldout:
+            sys.exit(
+                f"prepare_text.py: the text gives {len(parts)} documents, and "
+                "the 20th would be the first for --heldout. Give more text, "
+                "or leave --heldout out."
+            )
         if heldout:
             del parts[19::20]
             write(flags.heldout, heldout)

@@ -13,10 +13,12 @@ the dropout of fine-tuning, which so short a pre-training does without.
 
 import argparse
 import json
+import os
 import pathlib
 import shutil
 import sys
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import checkpoints
@@ -58,7 +60,12 @@ def main():
     parser.add_argument("--deviation", type=float, default=0.02)
     parser.add_argument("--dropout", type=float, default=0.1)
     flags = parser.parse_args()
-    factor = scale(flags.source, flags.target, flags.deviation, flags.dropout)
+    try:
+        factor = scale(
+            flags.source, flags.target, flags.deviation, flags.dropout
+        )
+    except (OSError, ValueError) as error:
+        sys.exit(f"scale_embeddings.py: {error}")
     print(f"{flags.target}: embeddings times {factor:.3f}")
 
 

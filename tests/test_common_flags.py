@@ -226,6 +226,7 @@ def test_output_directory(tmp_path, monkeypatch):
 
 def test_recall_takes_what_was_not_given(values, tmp_path):
     run = {"flags": {"length": 64, "name": "old", "secret": "x"}}
+    run["task"] = "ner"
     (tmp_path / "run.json").write_text(json.dumps(run))
     found = values(
         "--name=new",
@@ -233,17 +234,19 @@ def test_recall_takes_what_was_not_given(values, tmp_path):
         name=("string", None),
         secret=("string", "mine"),
     )
-    common_flags.recall(tmp_path, ("length", "name"))
+    common_flags.recall(tmp_path, "squad", ("length", "name"))
+    assert (found.length, found.name) == (128, "new")
+    common_flags.recall(tmp_path, "ner", ("length", "name"))
     assert (found.length, found.name, found.secret) == (64, "new", "mine")
     assert common_flags.given("length") == 64
     assert common_flags.given("secret") is None
-    common_flags.recall(tmp_path / "nowhere", ("length",))
+    common_flags.recall(tmp_path / "nowhere", "ner", ("length",))
     (tmp_path / "run.json").write_text("[1]")
     with pytest.raises(ValueError, match="no JSON object"):
-        common_flags.recall(tmp_path, ("length",))
+        common_flags.recall(tmp_path, "ner", ("length",))
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="run.json:1: not valid JSON"):
-        common_flags.recall(tmp_path, ("length",))
+        common_flags.recall(tmp_path, "ner", ("length",))
 
 
 def test_unused_flags_warn_once(values):
