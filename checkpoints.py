@@ -597,8 +597,10 @@ def has_slots(prefix):
 # --- growing tables ---------------------------------------------------------
 
 
-def _rewrite(init_checkpoint, output_prefix, changes):
-    """Copies the variables of a model, some of them changed by a function."""
+def rewrite(init_checkpoint, output_prefix, changes):
+    """Copies the variables of a model, some changed; slots are left out.
+
+    changes: {name: function of (value, path of the checkpoint)}."""
     reader = CheckpointReader(init_checkpoint)
     if WORD_EMBEDDINGS not in reader.shapes:
         raise ValueError(f"{reader.path}: has no {WORD_EMBEDDINGS}.")
@@ -658,7 +660,7 @@ def grow_word_embeddings(
         return make(shape, [seed, 0], stddev=stddev).numpy()
 
     changes = {WORD_EMBEDDINGS: grow(normal), OUTPUT_BIAS: grow(np.zeros)}
-    _rewrite(init_checkpoint, output_prefix, changes)
+    rewrite(init_checkpoint, output_prefix, changes)
 
 
 def tile_positions(init_checkpoint, output_prefix, new_length):
@@ -675,4 +677,4 @@ def tile_positions(init_checkpoint, output_prefix, new_length):
             )
         return value[np.arange(new_length) % value.shape[0]]
 
-    _rewrite(init_checkpoint, output_prefix, {POSITION_EMBEDDINGS: change})
+    rewrite(init_checkpoint, output_prefix, {POSITION_EMBEDDINGS: change})

@@ -235,7 +235,7 @@ def check_ids(row, config, place):
         if 0 <= low and high < size:
             continue
         what = f"{place}: {name} holds {high if low >= 0 else low}, but "
-        if size == config.vocab_size and name.endswith("ids"):
+        if name in ("input_ids", "masked_lm_ids"):
             raise DataMismatch(
                 f"{what}the model's vocab_size is {size}. The data was made "
                 "with another vocabulary than the config is for."

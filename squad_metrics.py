@@ -64,13 +64,7 @@ def score_answers(
         scores = _score_squad_1(known, answers)
     elif metric == "cmrc":
         measures = {"exact_match": _cmrc_any_exact, "f1": _cmrc_f1}
-        scores = _means(known, answers, measures, version_2_with_negative)
-        scores = {
-            name: value
-            if name.endswith(("_total", "_threshold"))
-            else 100.0 * value
-            for name, value in scores.items()
-        }
+        scores = _means(known, answers, measures, version_2_with_negative, 100)
     else:
         measures = {"rouge_l": rouge_l}
         scores = _means(known, answers, measures, version_2_with_negative)
@@ -105,23 +99,23 @@ def _scores_of(examples, texts, measure):
     ]
 
 
-def _means(examples, answers, measures, version_2_with_negative):
-    """The means of some measures, 0 to 1; for 2.0 also parts and thresholds."""
+def _means(examples, answers, measures, version_2_with_negative, unit=1):
+    """The means of some measures, `unit` at most; 2.0: parts, thresholds."""
     scores = {}
     answerable = [bool(example.answer_texts) for example in examples]
     for name, measure in measures.items():
         found = _scores_of(examples, answers.predictions, measure)
-        scores[name] = sum(found) / len(found)
+        scores[name] = unit * sum(found) / len(found)
         if not version_2_with_negative:
             continue
         for part, has_answer in (("HasAns", True), ("NoAns", False)):
             pairs = zip(found, answerable, strict=True)
             chosen = [score for score, has in pairs if has == has_answer]
             if chosen:
-                scores[f"{part}_{name}"] = sum(chosen) / len(chosen)
+                scores[f"{part}_{name}"] = unit * sum(chosen) / len(chosen)
                 scores[f"{part}_total"] = len(chosen)
         best, threshold = _best_threshold(examples, answers, measure)
-        scores[f"best_{name}"] = best
+        scores[f"best_{name}"] = unit * best
         scores[f"best_{name}_threshold"] = threshold
     return scores
 

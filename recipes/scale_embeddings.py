@@ -34,16 +34,16 @@ def scale(source, target, deviation, dropout=0.1):
     """Writes the copy to the directory `target`; gives the factor."""
     target = pathlib.Path(target)
     reader = checkpoints.CheckpointReader(str(source))
-    values = {
-        name: reader.read(name)
-        for name in reader.shapes
-        if not checkpoints.is_training_state(name)
-    }
-    factor = deviation / values[TABLES.format("word")].std()
-    for kind in ("word", "position", "token_type"):
-        values[TABLES.format(kind)] *= factor
+    factor = deviation / reader.read(TABLES.format("word")).std()
     target.mkdir(parents=True, exist_ok=True)
-    checkpoints.write_variables(str(target / "bert_model.ckpt"), values)
+    checkpoints.rewrite(
+        str(source),
+        str(target / "bert_model.ckpt"),
+        {
+            TABLES.format(kind): lambda value, _: value * factor
+            for kind in ("word", "position", "token_type")
+        },
+    )
     shutil.copyfile(pathlib.Path(source) / "vocab.txt", target / "vocab.txt")
     config = common_flags.read_json(pathlib.Path(source) / "bert_config.json")
     config |= dict.fromkeys(DROPOUTS, dropout)
