@@ -637,6 +637,8 @@ def grow_word_embeddings(
         )
 
     def grow(make):
+        """Gives the change that appends rows of `make(shape)`."""
+
         def change(value, path):
             if value.shape[0] < old_vocab_size:
                 raise ValueError(

@@ -61,6 +61,11 @@ class ChoiceExample:
         self.cut = cut
 
 
+def is_cloze(example):
+    """Whether the choices stand within the context, not behind it."""
+    return IDIOM_MARK in example.context
+
+
 def read_choices(path, labelled=True):
     """The ChoiceExamples of a .csv (SWAG), JSON lines, or a RACE directory.
 
@@ -306,14 +311,15 @@ def _label(path, line, value, endings):
     return number
 
 
-def encode_choices(tokenizer, example, max_seq_length):
+def encode_choices(tokenizer, example, max_seq_length, mark_blank=False):
     """The ids of each choice, not padded: [(ids, segment_ids), ...].
 
     [CLS] context [SEP] question ending [SEP]; too long, the context loses
     tokens at the end that `example.cut` names, then the question loses its
     first, and the ending, at last, its last: all choices keep their end in
     full as long as it fits. A context with IDIOM_MARK gives [CLS] left ending
-    right [SEP], cut at the sides so that the ending stays in the middle.
+    right [SEP], cut at the sides so that the ending stays in the middle; with
+    `mark_blank`, the ending has segment 1 there.
     Raises ValueError if `max_seq_length` is under 5."""
     if max_seq_length < 5:
         raise ValueError(
@@ -322,12 +328,18 @@ def encode_choices(tokenizer, example, max_seq_length):
         )
     cls_id, sep_id = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
     encode = tokenizer.encode
-    if IDIOM_MARK in example.context:
+    if is_cloze(example):
         left, right = map(encode, example.context.split(IDIOM_MARK, 1))
-        return [
-            _around(left, encode(ending), right, max_seq_length, cls_id, sep_id)
-            for ending in example.endings
-        ]
+        encoded = []
+        for ending in map(encode, example.endings):
+            before, ending, after = _around(left, ending, right, max_seq_length)
+            ids = [cls_id, *before, *ending, *after, sep_id]
+            segments = [0] * len(ids)
+            if mark_blank:
+                place = 1 + len(before)
+                segments[place : place + len(ending)] = [1] * len(ending)
+            encoded.append((ids, segments))
+        return encoded
     context, question = encode(example.context), encode(example.question)
     encoded = []
     for ending in map(encode, example.endings):
@@ -348,12 +360,10 @@ def encode_choices(tokenizer, example, max_seq_length):
     return encoded
 
 
-def _around(left, ending, right, max_seq_length, cls_id, sep_id):
-    """[CLS] left ending right [SEP] with the far sides cut off to fit."""
+def _around(left, ending, right, max_seq_length):
+    """The three with the far sides cut off to fit between two markers."""
     ending = ending[: max_seq_length - 2]
     room = max_seq_length - 2 - len(ending)
     before = min(len(left), max(room // 2, room - len(right)))
     after = min(len(right), room - before)
-    kept = left[len(left) - before :] + ending + right[:after]
-    ids = [cls_id, *kept, sep_id]
-    return ids, [0] * len(ids)
+    return left[len(left) - before :], ending, right[:after]

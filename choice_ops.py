@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from choice_data import IDIOM_MARK
 
-FORMS = ("pair", "cloze")
+FORMS = ("pair", "cloze", "blank")
 
 
 def pack_choices(
@@ -24,21 +24,29 @@ def pack_choices(
 
     `context` and `question` are strings [B], `choices` [B, C]; where a
     question has less than C, "" fills up, whose mask is 0 everywhere. With
-    the form "cloze" each choice stands where the context has IDIOM_MARK.
-    `cut` is the end of a context, "head" or "tail", that may be lost."""
+    the form "cloze" each choice stands where the context has IDIOM_MARK, and
+    with "blank" it has segment 1 there. `cut` is the end of a context, "head"
+    or "tail", that may be lost."""
     shape = tf.shape(choices)
     of_choice = tf.repeat(tf.range(shape[0]), shape[1])
     flat = tf.reshape(choices, [-1])
     endings = tokenizer.tokenize(flat).ids
-    if form == "cloze":
+    if form != "pair":
         parts = tf.strings.split(context, IDIOM_MARK, maxsplit=1)
         parts = parts.to_tensor("", shape=[None, 2])
         left, right = (
             tf.gather(tokenizer.tokenize(parts[:, side]).ids, of_choice)
             for side in (0, 1)
         )
-        rows = _around(left, endings, right, max_seq_length)
+        parts = _around(left, endings, right, max_seq_length)
+        rows = tf.concat(parts, axis=1)
         features = tokenizer.pack(rows, max_seq_length=max_seq_length)
+        if form == "blank":
+            place = tf.range(tf.shape(features["segment_ids"])[1])
+            begin = 1 + _sizes(parts[0])[:, None]
+            end = begin + _sizes(parts[1])[:, None]
+            chosen = (place >= begin) & (place < end)
+            features["segment_ids"] = tf.cast(chosen, tf.int32)
     else:
         first = tf.gather(tokenizer.tokenize(context).ids, of_choice)
         if question is None:
@@ -98,10 +106,9 @@ def _pairs(context, question, endings, max_seq_length, cut):
 
 
 def _around(left, endings, right, max_seq_length):
-    """left ending right with the far sides cut off to fit."""
+    """The three with the far sides cut off to fit between two markers."""
     endings = _head(endings, max_seq_length - 2)
     room = max_seq_length - 2 - _sizes(endings)
     before = tf.maximum(room // 2, room - _sizes(right))
     before = tf.minimum(_sizes(left), before)
-    parts = [_tail(left, before), endings, _head(right, room - before)]
-    return tf.concat(parts, axis=1)
+    return _tail(left, before), endings, _head(right, room - before)

@@ -632,6 +632,7 @@ def guard(main):
     Any other error keeps its traceback."""
 
     def guarded(argv):
+        """Runs `main`; a mistake of the user ends in one sentence."""
         script = os.path.basename(argv[0])
         try:
             if len(argv) > 1:

@@ -133,6 +133,7 @@ def _fill(sizes, room):
         return alive & (tf.cumsum(alive_sizes, axis=1) <= room)
 
     def body(alive, _):
+        """One round: takes what fits, drops what no longer can."""
         taken = fitting(alive)
         used = tf.reduce_sum(tf.where(taken, sizes, 0), 1, keepdims=True)
         kept = alive & (taken | (sizes <= room - used))

@@ -55,6 +55,7 @@ class ServingModel(tf.Module):
         shapes = dict.fromkeys(names, [None]) | self._task.text_shapes
 
         def serve(**texts):
+            """Answers raw strings, one argument per input."""
             with tf.control_dependencies(_same_batch_checks(texts)):
                 texts = {name: tf.identity(v) for name, v in texts.items()}
             return self._task.serve(texts, self.tokenizer, self._call)
@@ -67,6 +68,7 @@ class ServingModel(tf.Module):
         """The signature on the encoder's inputs."""
 
         def serve(**features):
+            """Answers the rows of ids."""
             return self._task.serving_outputs(self._call(features))
 
         return tf.function(serve).get_concrete_function(
@@ -77,6 +79,7 @@ class ServingModel(tf.Module):
         """The signature on serialized tf.Examples, `examples` [B]."""
 
         def serve(examples):
+            """Answers serialized rows, filled up to the longest."""
             parsed = tf.io.parse_example(
                 examples,
                 {name: tf.io.RaggedFeature(tf.int64) for name in INPUTS},

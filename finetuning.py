@@ -288,7 +288,7 @@ class Voyage(runs.Run):
                 self.config, dtype=policy, padded=padded
             )
             encoder.make_layout = self.task.make_layout()
-            head = self.task.head(self.config, encoder.dtype_policy, padded)
+            head = self.task.head(encoder, padded)
             self.model = heads.TaskModel(encoder, head)
         self._predictor = distribution.Predictor(
             self.model, self.strategy, FLAGS.run_eagerly
@@ -297,6 +297,7 @@ class Voyage(runs.Run):
     def _check_checkpoint(self):
         if self.files.checkpoint:
             self._loaded = self._load_initial(self.files.checkpoint)
+            self.task.check_loaded(self._loaded.fresh)
         elif FLAGS.do_train and not self.former:
             logging.warning("No --init_checkpoint: training from new weights.")
         self._check_stray_checkpoint()
@@ -392,6 +393,7 @@ class Voyage(runs.Run):
         order = []
 
         def features():
+            """Yields the batches and notes which rows each holds."""
             for rows, batch in tqdm.tqdm(
                 batches, key, count, disable=None, leave=False
             ):

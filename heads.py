@@ -22,6 +22,10 @@ class Head(modeling.BertLayer):
 
     original_names = {}
 
+    def encoder_inputs(self, inputs):
+        """Gives what the encoder sees of the rows' token features."""
+        return inputs
+
     def positions(self, features):
         """Gives int [B, S], the positions read, the first being 0; or None."""
         return None
@@ -198,9 +202,13 @@ class ChoiceHead(Head):
         """Takes the encoder's outputs of B * C rows, scores [B, C]."""
         pooled = tf.cast(encoded["pooled_output"], tf.float32)
         pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
-        shape = tf.shape(features["input_ids"])[:2]
-        logits = tf.reshape(self.logits(pooled), shape)
-        logits = tf.where(_choices(features), logits, ops.MASKED_SCORE)
+        return self._scored(self.logits(pooled), features)
+
+    def _scored(self, logits, features):
+        """Takes the logits of B * C rows, gives the head's outputs."""
+        there = _choices(features)
+        logits = tf.reshape(logits, tf.shape(there))
+        logits = tf.where(there, logits, ops.MASKED_SCORE)
         return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
     def loss_weights(self, features):
@@ -263,6 +271,75 @@ class MaskedLMHead(Head):
         table = tf.cast(tf.convert_to_tensor(self._word_embeddings), x.dtype)
         logits = tf.matmul(x, table, transpose_b=True)
         return tf.cast(logits, tf.float32) + self.output_bias
+
+
+class BlankHead(ChoiceHead):
+    """Scores choices by the masked-LM head: how well does each fill a blank?
+
+    The pieces of segment 1 are the choice. The encoder sees [MASK] in their
+    places; the logit is the mean of their log-probabilities there, so that
+    the head of pre-training answers without any training (the "verbalizer"
+    of Schick and Schuetze, 2021). A choice without a piece is never taken."""
+
+    def __init__(self, encoder, mask_id, padded=False, label_smoothing=0.0):
+        Head.__init__(self, "blank", encoder.dtype_policy)
+        self.masked_lm = MaskedLMHead(
+            encoder.config,
+            encoder.embeddings.word_embeddings,
+            encoder.dtype_policy,
+        )
+        self.original_names = {
+            f"masked_lm.{key}": name
+            for key, name in self.masked_lm.original_names.items()
+        }
+        self._mask_id, self._padded = mask_id, padded
+        self._label_smoothing = label_smoothing
+
+    def encoder_inputs(self, inputs):
+        """Hides the choice, and that it was marked."""
+        segments = inputs["segment_ids"]
+        mask_id = tf.constant(self._mask_id, inputs["input_ids"].dtype)
+        hidden = tf.where(segments > 0, mask_id, inputs["input_ids"])
+        zeros = tf.zeros_like(segments)
+        return {**inputs, "input_ids": hidden, "segment_ids": zeros}
+
+    def positions(self, features):
+        """[CLS], then the places of the choice; [CLS] where it has fewer."""
+        chosen = features["segment_ids"] > 0  # [B * C, L]
+        first = tf.argsort(tf.cast(~chosen, tf.int32), axis=1, stable=True)
+        if not self._padded:
+            sizes = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1)
+            first = first[:, : tf.reduce_max(sizes)]
+        first *= tf.gather(tf.cast(chosen, tf.int32), first, batch_dims=1)
+        return tf.concat([tf.zeros_like(first[:, :1]), first], axis=1)
+
+    def call(self, encoded, features, training=False, seed=None):
+        """Takes the encoder's outputs of B * C rows, scores [B, C]."""
+        rows = {
+            key: _as_rows(features[key]) for key in ("input_ids", "segment_ids")
+        }
+        positions = self.positions(rows)[:, 1:]
+        selected = encoded["selected_output"][:, 1:]
+        targets = tf.gather(rows["input_ids"], positions, batch_dims=1)
+        used = positions > 0  # [B * C, S]
+        slots = tf.where(tf.reshape(tf.ones_like(used), [-1]))[:, 0]
+        if not self._padded:
+            slots = tf.where(tf.reshape(used, [-1]))[:, 0]
+        flat = tf.reshape(selected, [-1, selected.shape[-1]])
+        logits = self.masked_lm(tf.gather(flat, slots), training=training)
+        labels = tf.gather(tf.reshape(targets, [-1]), slots)
+        scores = tf.scatter_nd(
+            slots[:, None],
+            -cross_entropy(logits, labels),
+            tf.size(positions, tf.int64)[None],
+        )
+        used = tf.cast(used, tf.float32)
+        total = tf.reduce_sum(tf.reshape(scores, tf.shape(used)) * used, 1)
+        count = tf.reduce_sum(used, axis=1)
+        mean = total / tf.maximum(count, 1)
+        return self._scored(
+            tf.where(count > 0, mean, ops.MASKED_SCORE), features
+        )
 
 
 class NextSentenceHead(Head):
@@ -495,7 +572,7 @@ class TaskModel(keras.Model):
             if key in features
         }
         encoded = self.encoder(
-            inputs,
+            self.head.encoder_inputs(inputs),
             training=training,
             positions=self.head.positions({**features, **inputs}),
             seed=seed,

@@ -187,6 +187,7 @@ def training_batches(table, batch_size, num_steps, seed, length=None):
     `length` fixes L, as TPUs need it."""
 
     def dataset_fn(first_step, context=None):
+        """The batches from a step on, as the docstring above says."""
         parts = replica_slices(batch_size, context)
         size = parts[0].stop - parts[0].start
 

@@ -98,6 +98,7 @@ def _read_columns(path, token_column, tag_column, labelled, columns):
     has_tags = labelled
 
     def finish():
+        """Makes a sentence of the words read since the last."""
         if words:
             sentences.append(
                 Sentence(

@@ -195,6 +195,7 @@ def log_partition(scores, start, steps, counts):
     """float32 [B]: the log of the sum of exp(score) over all paths."""
 
     def step(before, now):
+        """From [B, C] to the next word's, where there is one."""
         score, real = now
         joined = before[:, :, None] + steps
         after = tf.reduce_logsumexp(joined, axis=1) + score
@@ -225,6 +226,7 @@ def viterbi(scores, start, steps, counts):
     itself = tf.zeros_like(first, tf.int32) + tf.range(tf.shape(first)[1])
 
     def forward(state, now):
+        """The best total per tag, and the tag it came from."""
         before, _ = state
         score, real = now
         joined = before[:, :, None] + steps

@@ -126,6 +126,7 @@ def _windows(offsets, splits, room, overlap):
         return found - 1 if side == "right" else found
 
     def step(index, active, first, answered, arrays):
+        """One window of every sentence that is not done."""
         last = tf.minimum(search(at(first) + room, "right"), limit)
         following = search(at(last) - overlap, "left")
         following = tf.minimum(tf.maximum(following, first + 1), last)

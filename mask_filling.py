@@ -89,6 +89,7 @@ class BestPieces:
         rows, slots = tf.unstack(tf.shape(features["masked_lm_positions"]))
 
         def placed(values):
+            """Puts values [S, K] back into their slots, [B, P, K]."""
             flat = tf.scatter_nd(
                 outputs["masked_lm_slots"][:, None],
                 values,

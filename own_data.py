@@ -254,6 +254,7 @@ class TsvProcessor(TableProcessor):
         """The columns of a file with a header."""
 
         def find(name, needed):
+            """The place of a column by its name or number."""
             if isinstance(name, int) and name < len(names):
                 return name
             if str(name).lower() in names:

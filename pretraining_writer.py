@@ -314,6 +314,7 @@ class _Spool:
         self._file.close()
 
     def extend(self, framed: list[bytes]):
+        """Appends records, framed as TFRecord files have them."""
         content = memoryview(b"".join(framed))
         while content:  # a raw file may take less than it is given
             content = content[self._file.write(content) :]
@@ -323,6 +324,7 @@ class _Spool:
         )
 
     def read_in(self, order: Iterable[int]) -> Iterator[bytes]:
+        """Yields records by their numbers, in that order."""
         handle, starts = self._file.fileno(), self._starts
         for number in order:
             start = starts[number]

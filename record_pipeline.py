@@ -336,9 +336,11 @@ def training_batches(files, parse, batch_size, num_steps, seed):
     Every worker reads all records and takes its own share of each batch."""
 
     def dataset_fn(first_step, context=None):
+        """The batches from a step on."""
         parts = input_pipeline.replica_slices(batch_size, context)
 
         def generate():
+            """Yields the part of each replica, step by step."""
             with files.noting_errors():
                 stream = files.shuffled(seed, first_step * batch_size)
                 for _ in range(first_step, num_steps):
@@ -360,6 +362,7 @@ def evaluation_batches(files, parse, batch_size, max_batches=None):
     in every evaluation."""
 
     def generate():
+        """Yields batches until the records end."""
         with files.noting_errors():
             stream = files.in_order()
             for _ in (

@@ -331,14 +331,14 @@ class ClassifierTask(tasks.Task):
 
     # ---- model
 
-    def head(self, config, dtype, padded):
+    def head(self, encoder, padded):
         """A linear layer on the pooled text."""
         import heads
 
         if self.labels is None:  # no set was read, no run is restored
             self.labels = list(self.processor.get_labels(FLAGS.data_dir))
         return heads.ClassifierHead(
-            config.hidden_size,
+            encoder.config.hidden_size,
             max(1, len(self.labels)),
             self.kind,
             FLAGS.pooling,

@@ -37,6 +37,14 @@ def define_flags():
         "Where train, dev and test are: .jsonl, .json or .csv files, or of "
         "RACE the directories with its .txt files."
     )
+    flags.DEFINE_enum(
+        "choice_head",
+        "pooled",
+        ["pooled", "masked_lm"],
+        "What scores a choice: a new layer on the pooled output, or the "
+        "masked-LM head of pre-training, by how well the choice fills the "
+        "blank (for idiom cloze; it needs few rows or none).",
+    )
 
 
 class ChoiceTask(tasks.Task):
@@ -49,6 +57,7 @@ class ChoiceTask(tasks.Task):
     def __init__(self):
         self.group = 0
         self.described = None
+        self.fills_blanks = FLAGS.choice_head == "masked_lm"
 
     def check(self):
         """Raises ValueError for flags that cannot work."""
@@ -67,6 +76,18 @@ class ChoiceTask(tasks.Task):
         """Takes the form of the questions that the model was trained on."""
         self.described = description
         self.group = description["choices"]
+        if common_flags.given("choice_head") is None:
+            self.fills_blanks = description["form"] == "blank"
+
+    def check_loaded(self, fresh):
+        """Raises ValueError where the head of pre-training is not there."""
+        if self.fills_blanks and fresh:
+            raise ValueError(
+                f"--init_checkpoint={FLAGS.init_checkpoint} lacks "
+                f"{', '.join(fresh)}, the masked-LM head that "
+                "--choice_head=masked_lm asks. Name a pre-trained checkpoint "
+                "that has it, or leave the flag out."
+            )
 
     # ---- rows
 
@@ -77,23 +98,34 @@ class ChoiceTask(tasks.Task):
             labelled=split != "predict",
         )
         self.group = max(self.group, *(len(e.endings) for e in examples))
+        if self.fills_blanks:
+            self._check_blanks(examples)
         if self.described is None:
-            is_cloze = all(
-                choice_data.IDIOM_MARK in example.context
-                for example in examples
-            )
+            form = "blank" if self.fills_blanks else "pair"
+            if form == "pair" and all(map(choice_data.is_cloze, examples)):
+                form = "cloze"
             self.described = {
                 "choices": self.group,
-                "form": "cloze" if is_cloze else "pair",
+                "form": form,
                 "cut": examples[0].cut,
                 "has_question": any(e.question for e in examples),
             }
         return {"": examples}
 
+    def _check_blanks(self, examples):
+        """Raises ValueError where a row has no blank to fill."""
+        for example in examples:
+            if not choice_data.is_cloze(example):
+                raise ValueError(
+                    f"{example.source}: has no {choice_data.IDIOM_MARK}, the "
+                    "place that --choice_head=masked_lm fills. Leave the flag "
+                    "out for other rows than idiom cloze."
+                )
+
     def featurize(self, example):
         """Gives one row of all choices, filled up to `group` of them."""
         choices = choice_data.encode_choices(
-            self.tokenizer, example, FLAGS.max_seq_length
+            self.tokenizer, example, FLAGS.max_seq_length, self.fills_blanks
         )
         choices += [([], [])] * (self.group - len(choices))
         ids, segments = zip(*choices, strict=True)
@@ -113,11 +145,18 @@ class ChoiceTask(tasks.Task):
 
     # ---- model
 
-    def head(self, config, dtype, padded):
-        """A linear layer on each choice, a softmax over them."""
+    def head(self, encoder, padded):
+        """Scores each choice; a softmax over them."""
         import heads
 
-        return heads.ChoiceHead(config.hidden_size, FLAGS.label_smoothing)
+        if self.fills_blanks:
+            (mask_id,) = self.tokenizer.convert_tokens_to_ids(["[MASK]"])
+            return heads.BlankHead(
+                encoder, mask_id, padded, FLAGS.label_smoothing
+            )
+        return heads.ChoiceHead(
+            encoder.config.hidden_size, FLAGS.label_smoothing
+        )
 
     # ---- scores and files
 

@@ -275,7 +275,7 @@ class LabellingTask(tasks.Task):
 
     # ---- model
 
-    def head(self, config, dtype, padded):
+    def head(self, encoder, padded):
         """A linear layer on every token, or a CRF on top of it."""
         import labelling_heads
 
@@ -284,10 +284,13 @@ class LabellingTask(tasks.Task):
         if self.use_crf:
             rules = labelling_data.allowed_transitions(self.labels, self.scheme)
             return labelling_heads.CrfHead(
-                config.hidden_size, *rules, starts, padded
+                encoder.config.hidden_size, *rules, starts, padded
             )
         return labelling_heads.TokenHead(
-            config.hidden_size, len(self.labels), starts, FLAGS.label_smoothing
+            encoder.config.hidden_size,
+            len(self.labels),
+            starts,
+            FLAGS.label_smoothing,
         )
 
     # ---- scores and files

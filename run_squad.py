@@ -367,14 +367,14 @@ class SquadTask(tasks.Task):
 
     # ---- model
 
-    def head(self, config, dtype, padded):
+    def head(self, encoder, padded):
         """Start and end of the span, perhaps whether there is one."""
         import heads
 
         kind = heads.SpanHead
         if self.no_answer_head:
             kind = heads.NoAnswerSpanHead
-        return kind(config.hidden_size, padded)
+        return kind(encoder.config.hidden_size, padded)
 
     def make_layout(self):
         """Sparse attention with --attention_window."""

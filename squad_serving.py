@@ -222,6 +222,7 @@ class Reader:
         )
 
         def step(done, spans):
+            """Reads the next windows and keeps their best spans."""
             until = tf.minimum(done + self._at_once, total)
             part = Windows(*(value[done:until] for value in windows))
             more = self._spans(passages, part, call)

@@ -101,8 +101,14 @@ class Task(abc.ABC):
         """The records.FeatureSpec that writes and parses the rows."""
 
     @abc.abstractmethod
-    def head(self, config, dtype, padded):
-        """Gives the heads.Head of the model."""
+    def head(self, encoder, padded):
+        """Gives the heads.Head on a modeling.BertModel."""
+
+    def check_loaded(self, fresh):
+        """Raises ValueError for weights that must not be new, of `fresh`.
+
+        They are the names that --init_checkpoint lacks."""
+        return None
 
     def make_layout(self):
         """None, or the modeling.BertModel.make_layout of another attention."""

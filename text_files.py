@@ -195,6 +195,7 @@ def json_places(text):
         return _BLANKS.match(text, place).end()
 
     def walk(place, path):
+        """Notes `place` as that of `path`; gives the value's end."""
         places[path] = place
         if text[place] not in "{[":
             return decode(text, place)[1]

@@ -524,6 +524,7 @@ def _not_overlapping(starts, length_at):
     ends = starts + tf.gather(length_at, starts)
 
     def one_by_one():
+        """The slow way, needed where spans overlap."""
         taken_until = tf.scan(
             lambda until, span: tf.where(span[0] >= until, span[1], until),
             (starts, ends),
@@ -542,6 +543,7 @@ def _characters_of_bytes(chars, word_starts, first, last):
     """Places of characters [T] for byte places inside the word of a piece."""
 
     def search():
+        """Counts the bytes of every character before."""
         size = 1 + sum(
             tf.cast(chars >= limit, tf.int32)
             for limit in (0x80, 0x800, 0x10000)

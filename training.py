@@ -129,6 +129,7 @@ class TrainStep:
         connected = []  # filled while the loop's body is traced
 
         def body(index, losses, sums):
+            """Adds the losses and gradients of one part of the batch."""
             micro = {
                 name: value[index * size : (index + 1) * size]
                 for name, value in features.items()

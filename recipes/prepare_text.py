@@ -4,13 +4,17 @@
         raw_en/*.txt wikitext-2/valid.txt
 
 That is what create_pretraining_data.py reads. Files are UTF-8 or else Latin-1,
-with \\n or \\r\\n; lines may be paragraphs, or wrapped. A document ends at a
-heading (`= Title =`, or the 第一回 of a novel) and at the first blank line
-after ten sentences. Every 20th document is held out for evaluation. A second
-for 5 MB.
+with \\n or \\r\\n; lines may be paragraphs, or wrapped. Of rows the text is
+taken: of tab-separated ones the longest cell, of JSON lines every text of six
+characters or more (an idiom in its place), of tagged characters, one a line,
+the sentence. A document ends at a heading
+(`= Title =`, or the 第一回 of a novel) and at the first blank line or row after
+ten sentences. Every 20th document is held out for evaluation. A second for
+5 MB.
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -22,10 +26,12 @@ SENTENCE_END = re.compile(
     r"""(?<=[.!?])\s+(?=["'(]?\s*[A-Z0-9])|(?<=[.!?]["')])\s+(?=["'(]?[A-Z])"""
     r"""|(?<=[。！？])(?![。！？”’」』）])|(?<=[。！？][”’」』])"""
 )
+TAGGED = re.compile(r"\S\s[A-Z_-]+")  # 体 O
 # The marks of wikitext: in-word signs, and words that are not there.
 WIKITEXT = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk> ", ""))
 LEAST, MOST = 10, 60  # sentences after which a document ends
 WRAPPED = 80  # lines shorter than this are wrapped text
+SHORTEST = 6  # characters of a text in JSON; labels and keys are shorter
 
 
 def read_lines(path):
@@ -39,6 +45,34 @@ def read_lines(path):
     for mark, plain in WIKITEXT:
         text = text.replace(mark, plain)
     return [line.strip() for line in text.split("\n")]
+
+
+def texts_of_rows(lines):
+    """The texts of a file of rows, a blank line after each, or its lines."""
+    filled = [line for line in lines if line]
+    if all(line.startswith("{") for line in filled):
+        texts = [text for line in filled for text in json_texts(line)]
+    elif all("\t" in line for line in filled):
+        texts = [max(line.split("\t"), key=len) for line in filled]
+    elif all(TAGGED.fullmatch(line) for line in filled):
+        characters = "".join(line[:1] or "\n" for line in lines)
+        texts = characters.split("\n")
+    else:
+        return lines
+    return [line for text in texts for line in (text, "")]
+
+
+def json_texts(line):
+    """Yields the texts of a JSON row, the right candidate in its place."""
+    row = json.loads(line)
+    for key, value in row.items():
+        if "label" in key or not isinstance(value, str):
+            continue
+        if len(value) >= SHORTEST:
+            if "candidates" in row:
+                right = row["candidates"][int(row["answer"])]
+                value = value.replace("#idiom#", right)
+            yield " ".join(value.split())
 
 
 def paragraphs(lines):
@@ -62,7 +96,7 @@ def paragraphs(lines):
 def documents(path):
     """Yields the documents of a file, each a list of sentences."""
     document = []
-    for paragraph in paragraphs(read_lines(path)):
+    for paragraph in paragraphs(texts_of_rows(read_lines(path))):
         if not paragraph:  # a heading always ends one, a blank line if long
             if document and (paragraph is None or len(document) >= LEAST):
                 yield document

@@ -34,7 +34,7 @@ def questions(seed, form, with_question, count=12, choices=4):
     examples = []
     for _ in range(count):
         context = text(generator, 30)
-        if form == "cloze":
+        if form != "pair":
             context += choice_data.IDIOM_MARK + text(generator, 30)
         question = text(generator, 12) if with_question else ""
         endings = [
@@ -69,12 +69,19 @@ def test_rows_are_those_of_python(tokenizers, form, cut, with_question):
             example = choice_data.ChoiceExample(
                 "x", context, endings, None, question, cut=cut
             )
-            rows = choice_data.encode_choices(python, example, length)
+            rows = choice_data.encode_choices(
+                python, example, length, form == "blank"
+            )
             for choice, (ids, segments) in enumerate(rows):
                 own = {name: v[row, choice] for name, v in features.items()}
                 size = int(own["input_mask"].sum())
                 assert own["input_ids"][:size].tolist() == ids
                 assert own["segment_ids"][:size].tolist() == segments
+                assert (
+                    any(segments)
+                    or form != "blank"
+                    or endings[choice] == "\u200b"
+                )
                 assert not own["input_ids"][size:].any()
 
 

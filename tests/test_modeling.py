@@ -192,6 +192,48 @@ def test_classifier_losses_and_gradients(labels, padded):
     assert_gradients(golden, gradients)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_blanks_are_scored_by_the_masked_lm_head(padded):
+    """The mean log-probability of a choice's pieces, all of them masked."""
+    lm = task_model("pretraining", False)
+    encoder = modeling.BertModel(lm.encoder.config, padded=padded)
+    model = heads.TaskModel(encoder, heads.BlankHead(encoder, 4, padded))
+    load_values(model)
+    left, right = [5, 6, 7], [8, 9]
+    choices = [[11, 12], [13], []], [[20, 21, 22], [30, 31], [40]]
+    ids = np.zeros((2, 3, 12), np.int32)
+    segments, mask = np.zeros_like(ids), np.zeros_like(ids)
+    expected = np.full((2, 3), -10000.0)
+    for place in np.ndindex(2, 3):
+        choice = choices[place[0]][place[1]]
+        if place == (0, 2):  # fills up: a row without a piece
+            continue
+        row = [2, *left, *choice, *right, 3]
+        ids[place][: len(row)], mask[place][: len(row)] = row, 1
+        at = np.arange(4, 4 + len(choice))
+        segments[place][at] = 1
+        hidden = np.array([row])
+        hidden[0, at] = 4
+        outputs = lm(
+            {
+                "input_ids": hidden,
+                "masked_lm_positions": at[None],
+                "masked_lm_weights": np.ones((1, len(at)), np.float32),
+            }
+        )
+        scores = tf.nn.log_softmax(outputs["masked_lm_logits"]).numpy()
+        expected[place] = scores[range(len(choice)), choice].mean()
+    features = {"input_ids": ids, "segment_ids": segments, "input_mask": mask}
+    found = model(features)["logits"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    features["label_ids"] = np.array([1, 2])
+    loss, _, gradients = loss_and_gradients(model, features)
+    losses = np.log(np.exp(expected).sum(axis=1)) - expected[[0, 1], [1, 2]]
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
+    table = gradients["bert/embeddings/word_embeddings"]
+    assert np.abs(tf.convert_to_tensor(table)).max() > 0
+
+
 def test_span_losses_and_gradients():
     golden = np.load(GOLDEN / "modeling" / "head_squad.npz")
     model = task_model("squad", True, "tiny/squad")

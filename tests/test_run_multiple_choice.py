@@ -209,7 +209,8 @@ def test_a_fresh_process_answers_the_same(trained, tmp_path):
     np.testing.assert_allclose(examples, found["probabilities"][:8], atol=1e-5)
 
 
-def test_cloze_is_served_with_the_ending_in_its_place(script, tmp_path):
+@pytest.mark.parametrize("head", ["pooled", "masked_lm"])
+def test_cloze_is_served_with_the_ending_in_its_place(head, script, tmp_path):
     """Idioms: the mark stays in the context; 7 candidates."""
     import tensorflow as tf
 
@@ -236,7 +237,16 @@ def test_cloze_is_served_with_the_ending_in_its_place(script, tmp_path):
         "--max_seq_length=16",
         "--num_train_epochs=1",
         "--label_smoothing=0.1",
+        f"--choice_head={head}",
     )
+    results = table(tmp_path / "out/test_results.tsv")
+    # In another run the head is that of the run.
+    script(
+        f"--output_dir={tmp_path}/out",
+        f"--test_file={path}",
+        "--do_predict",
+    )
+    assert table(tmp_path / "out/test_results.tsv") == results
     call = tf.saved_model.load(f"{tmp_path}/out/saved_model/1").signatures
     found = call["serving_default"](
         context=tf.constant([row["content"] for row in made]),
@@ -244,7 +254,7 @@ def test_cloze_is_served_with_the_ending_in_its_place(script, tmp_path):
     )
     np.testing.assert_allclose(
         found["probabilities"],
-        table(tmp_path / "out/test_results.tsv"),
+        results,
         atol=1e-5,
     )
 
@@ -333,6 +343,16 @@ def test_usual_names_of_files_are_found(task_of, tmp_path):
 
 
 # ------------------------------------------------------------- wrong input
+
+
+def test_masked_lm_head_needs_blanks_and_its_weights(task_of, tmp_path):
+    path = write(tmp_path / "train.jsonl", lines(rows(2)))
+    task = task_of(f"--train_file={path}", "--choice_head=masked_lm")
+    with pytest.raises(ValueError, match="train.jsonl:1: has no #idiom#"):
+        task.examples("train")
+    task.check_loaded([])
+    with pytest.raises(ValueError, match="lacks cls/predictions/output_bias"):
+        task.check_loaded(["cls/predictions/output_bias"])
 
 
 def test_missing_files_are_named(task_of, tmp_path):
