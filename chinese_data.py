@@ -1,7 +1,7 @@
 """Chinese classification sets as CLUE and their makers publish them."""
 
 from classification_data import SPLITS, NliProcessor, TableProcessor
-from text_files import located
+from text_files import json_text, json_texts, located
 
 CLUE_FILES = {
     "train": ("train.json", "train_few_all.json", "train.tsv", "train.txt"),
@@ -69,7 +69,8 @@ class CslProcessor(TableProcessor):
     def _from_json(self, path, line, record, split):
         words = record.get("keyword")
         if isinstance(words, list):
-            record = record | {"keyword": " ".join(map(str, words))}
+            words = json_texts(path, line, "keyword", words)
+            record = record | {"keyword": " ".join(words)}
         return super()._from_json(path, line, record, split)
 
 
@@ -96,10 +97,18 @@ class ClueWscProcessor(TableProcessor):
         label, text, _, _ = super()._from_json(path, line, record, split)
         spans = []
         for name, marks in (("span1", "__"), ("span2", "[]")):
-            target = record.get("target") or {}
+            target = record.get("target")
+            if not isinstance(target, dict):
+                raise located(
+                    path,
+                    line,
+                    "'target' is no object with span1_index, span1_text, "
+                    "span2_index and span2_text. Mend the row.",
+                )
             start = target.get(f"{name}_index")
-            word = str(target.get(f"{name}_text"))
-            if not isinstance(start, int) or not text.startswith(word, start):
+            word = json_text(path, line, target, f"{name}_text")
+            in_text = isinstance(start, int) and start >= 0
+            if not in_text or not text.startswith(word, start):
                 raise located(
                     path,
                     line,
@@ -107,7 +116,15 @@ class ClueWscProcessor(TableProcessor):
                     f"text, as its target's {name} says. Mend the row.",
                 )
             spans.append((start, start + len(word), marks))
-        for start, end, marks in sorted(spans, reverse=True):
+        spans.sort(reverse=True)
+        if spans[0][0] < spans[1][1]:
+            raise located(
+                path,
+                line,
+                "the two spans of the target overlap, so they cannot both be "
+                "marked. Mend the row.",
+            )
+        for start, end, marks in spans:
             text = (
                 text[:start]
                 + marks[0]

@@ -13,6 +13,7 @@ import re
 
 from text_files import (
     json_text,
+    json_texts,
     located,
     parse_json,
     read_csv,
@@ -21,7 +22,6 @@ from text_files import (
 )
 
 IDIOM_MARK = "#idiom#"
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ChoiceExample:
@@ -82,7 +82,6 @@ def read_choices(path, labelled=True):
         rows = ((path, *row) for row in read_json_lines(path))
     examples = []
     for file, line, record in rows:
-        _check_characters(file, line, record)
         for example in _from_record(file, line, record, len(examples)):
             if labelled and example.label is None:
                 said = record.get("label", record.get("answer"))
@@ -98,23 +97,6 @@ def read_choices(path, labelled=True):
     if not examples:
         raise ValueError(f"{path}: holds no questions. Give at least one.")
     return examples
-
-
-def _check_characters(path, line, value):
-    """Refuses half a surrogate pair, which no file can hold, in any text."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            _check_characters(path, line, item)
-    found = isinstance(value, str) and _SURROGATE.search(value)
-    if found:
-        raise located(
-            path,
-            line,
-            f"the text holds \\u{ord(found[0]):04x}, half of a character that "
-            "JSON writes as two. Write both halves or none.",
-        )
 
 
 def _csv_rows(path):
@@ -180,13 +162,15 @@ def _from_record(path, line, record, index):
     elif "endings" in record:
         key = "ctx_a" if "ctx_a" in record else "ctx"
         endings = _endings(path, line, record, "endings")
-        begun = record.get("ctx_b") if key == "ctx_a" else ""
+        begun = ""
+        if key == "ctx_a":
+            begun = json_text(path, line, record, "ctx_b", needed=False)
         yield ChoiceExample(
             str(index),
             json_text(path, line, record, key),
             endings,
             _label(path, line, record.get("label"), endings),
-            str(begun or ""),
+            begun or "",
             source,
             cut="head",
         )
@@ -205,22 +189,26 @@ def _from_record(path, line, record, index):
         label = _label(path, line, record.get("answer"), endings)
         yield ChoiceExample(str(index), text, endings, label, source=source)
     else:
-        if "choices" not in record:
-            raise located(
-                path,
-                line,
-                f"has no field 'choices' (it has: {', '.join(record)}). Own "
-                "rows have context, question (optional), choices and label.",
-            )
-        endings = _endings(path, line, record, "choices")
-        question = json_text(path, line, record, "question", needed=False)
-        context = json_text(
-            path, line, record, "context", needed=question is None
+        yield _own_choice(path, line, record, index)
+
+
+def _own_choice(path, line, record, index):
+    """The ChoiceExample of an own row."""
+    if "choices" not in record:
+        raise located(
+            path,
+            line,
+            f"has no field 'choices' (it has: {', '.join(record)}). Own "
+            "rows have context, question (optional), choices and label.",
         )
-        label = _label(path, line, record.get("label"), endings)
-        yield ChoiceExample(
-            str(index), context or "", endings, label, question or "", source
-        )
+    endings = _endings(path, line, record, "choices")
+    question = json_text(path, line, record, "question", needed=False)
+    context = json_text(path, line, record, "context", needed=question is None)
+    label = _label(path, line, record.get("label"), endings)
+    source = f"{path}:{line}"
+    return ChoiceExample(
+        str(index), context or "", endings, label, question or "", source
+    )
 
 
 def _race_questions(path, line, record, index):
@@ -229,7 +217,9 @@ def _race_questions(path, line, record, index):
     if "questions" in record:
         columns = [record.get("questions"), record.get("options")]
         answers = record.get("answers")
-        columns.append(answers or [None] * len(record["questions"]))
+        if not answers and isinstance(columns[0], list):
+            answers = [None] * len(columns[0])
+        columns.append(answers)
         if not all(isinstance(column, list) for column in columns) or (
             len({len(column) for column in columns}) != 1
         ):
@@ -251,7 +241,8 @@ def _race_questions(path, line, record, index):
         endings = _endings(path, line, row, "options")
         label = _label(path, line, answer, endings)
         if "_" in question:  # a cloze: the option stands in the blank
-            endings = [question.replace("_", f" {e} ") for e in endings]
+            left, *rest = re.split("_+", question)
+            endings = [f" {e} ".join([left, *rest]) for e in endings]
             question = ""
         guid = str(record.get("id", index + shift))
         if "questions" in record:
@@ -266,6 +257,14 @@ def _numbered_endings(path, line, record):
     keys = []
     while f"ending{len(keys)}" in record:
         keys.append(f"ending{len(keys)}")
+    further = [k for k in record if re.fullmatch(r"ending\d+", k)]
+    if len(further) > len(keys):
+        raise located(
+            path,
+            line,
+            f"has {', '.join(sorted(further))}, but no ending{len(keys)}. "
+            "Number the endings from 0 without a gap.",
+        )
     values = [json_text(path, line, record, key) for key in keys]
     return _endings(path, line, {"ending0, ending1, ...": values}, None)
 
@@ -281,10 +280,7 @@ def _endings(path, line, record, key):
             f"'{key}' is {json.dumps(value, ensure_ascii=False)[:60]}, but a "
             "list of 2 or more texts is expected. Mend the row.",
         )
-    return [
-        json_text(path, line, {f"{key}[{i}]": item}, f"{key}[{i}]")
-        for i, item in enumerate(value)
-    ]
+    return json_texts(path, line, key, value)
 
 
 def _label(path, line, value, endings):

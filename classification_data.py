@@ -15,6 +15,7 @@ from typing import NamedTuple
 from text_files import (
     UnknownLabel,
     json_text,
+    json_texts,
     located,
     read_csv,
     read_json_lines,
@@ -369,7 +370,7 @@ class TableProcessor(DataProcessor):
         if isinstance(value, bool):
             return str(value).lower()
         if self.output_mode == "multi_label" and isinstance(value, list):
-            return tuple(str(item) for item in value)
+            return tuple(json_texts(path, line, key, value))
         return json_text(path, line, record, key, needed=False)
 
     def _settle_labels(self, path, examples, data_dir, split):

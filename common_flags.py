@@ -35,6 +35,9 @@ TRAINING_FLAGS = (
     "schedule",
     "max_seq_length",
     "precision",
+    "eval_steps",
+    "best_metric",
+    "early_stopping_patience",
 )
 
 SPLIT_FLAGS = {
@@ -422,6 +425,14 @@ def define_masking_flags():
 def given(name):
     """The flag's value if the user set it, else None."""
     return FLAGS[name].value if FLAGS[name].present else None
+
+
+def contradiction(name, theirs):
+    """The ValueError for a flag that the trained model contradicts."""
+    return ValueError(
+        f"--{name}={FLAGS[name].value} contradicts the trained model: "
+        f"{theirs}. Leave the flag out, or choose another --output_dir."
+    )
 
 
 def all_given():

@@ -121,6 +121,10 @@ def check_flags(layers):
         )
     if FLAGS.other_file and similarity == "none":
         raise ValueError("--other_file goes with --similarity.")
+    if FLAGS["top_k"].present and similarity != "nearest":
+        raise ValueError("--top_k goes with --similarity=nearest.")
+    if FLAGS.doc_stride is not None and FLAGS.long_text != "windows":
+        raise ValueError("--doc_stride needs --long_text=windows.")
     if FLAGS.normalize and not pooled:
         raise ValueError("--normalize goes with --pooling.")
     if FLAGS.output_format == "npy" and (not pooled or similarity == "nearest"):

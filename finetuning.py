@@ -254,12 +254,13 @@ class Voyage(runs.Run):
         before = self.former.get("flags", {})
         for name in common_flags.TRAINING_FLAGS:
             old = before.get(name, FLAGS[name].default)
-            if name in FLAGS and FLAGS[name].value != old:
+            value = FLAGS[name].value if name in FLAGS else old
+            if value != old:
                 logging.warning(
                     "--%s is %s now; the run in %s began with %s. To go on "
                     "as it began, add --%s=%s.",
                     name,
-                    FLAGS[name].value,
+                    "not given" if value is None else value,
                     self.output_dir,
                     old,
                     name,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from text_files import (
     UnknownLabel,
     check_label,
-    json_text,
+    json_texts,
     located,
     read_json_lines,
     read_lines,
@@ -120,7 +120,8 @@ def _read_columns(path, token_column, tag_column, labelled, columns):
             count = len(_cells(text, separator))
             if not labelled:
                 has_tags = count > 1 and count >= (columns or 0)
-            tag = tag_column if labelled else None
+                has_tags = has_tags and tag_column in range(-count, count)
+            tag = tag_column if has_tags else None
             _check_columns(path, line, count, token_column, tag)
         cells = _cells(text, separator)
         if len(cells) != count:
@@ -160,6 +161,14 @@ def _check_columns(path, line, count, token_column, tag_column):
                 f"--{name}={column} is not one of the {count} columns. Give "
                 f"a position from 0 to {count - 1}, or -1 for the last.",
             )
+    if tag_column is not None and (token_column - tag_column) % count == 0:
+        raise located(
+            path,
+            line,
+            f"--token_column={token_column} and --tag_column={tag_column} are "
+            f"the same of {count} columns: the tags would be read from the "
+            "words. Set one of them to another column.",
+        )
 
 
 def _json_sentence(path, line, record, token_column, tag_column, labelled):
@@ -195,14 +204,9 @@ def _json_sentence(path, line, record, token_column, tag_column, labelled):
             "needs one. Mend the row.",
         )
 
-    def texts(key, values):
-        names = [f"{key}[{place}]" for place in range(len(values))]
-        row = dict(zip(names, values, strict=True))
-        return [json_text(path, line, row, name) for name in names]
-
     return Sentence(
-        texts(word_key, words),
-        None if tags is None else texts(tag_key, tags),
+        json_texts(path, line, word_key, words),
+        None if tags is None else json_texts(path, line, tag_key, tags),
         f"{path}:{line}",
         [line] * len(words),
     )
@@ -235,6 +239,7 @@ def write_predictions(labelled_file, predictions, path):
                 row = text.rstrip(" \t\r\n")
                 end = text[len(text.rstrip("\r\n")) :]
                 if labelled_file.separator is None:
+                    row = _without_predictions(row)
                     tags = json.dumps(added[line], ensure_ascii=False)
                     row = f'{row[:-1].rstrip()}, "predicted_tags": {tags}}}'
                 elif labelled_file.separator == "\t":
@@ -245,8 +250,24 @@ def write_predictions(labelled_file, predictions, path):
             output.write(text)
 
 
+def _without_predictions(row):
+    """A JSON row as it is, or written anew without its predicted_tags."""
+    if '"predicted_tags"' not in row:
+        return row
+    record = json.loads(row.removeprefix("\ufeff"), strict=False)
+    record.pop("predicted_tags", None)
+    return json.dumps(record, ensure_ascii=False)
+
+
 # ---------------------------------------------------------------- tag schemes
 
+LETTERS = {
+    "IOB1": "IB",
+    "IOB2": "BI",
+    "IOBES": "BIES",
+    "BILOU": "BILU",
+    "BMES": "BMES",
+}
 _PARTS = re.compile(r"([BIESLUM])-(.+)", re.DOTALL)
 _MISSPELT = re.compile(r"[BIESLUM][_:./|+ ].+|[bieslum][-_].+|[BIESLUM]-|o|0")
 
@@ -303,10 +324,9 @@ def _refuse_tag(sentences, wrong, scheme="prefix-type, such as B-PER, or O"):
                 raise located(
                     path,
                     line,
-                    f"tag '{tag}' is not of the form {scheme}, as other tags "
-                    "of the file are. Mend the tag, or set --tag_column to "
-                    "the column of the tags, or --tag_scheme=plain to take "
-                    "tags as they are.",
+                    f"tag '{tag}' is not of the form {scheme}. Mend the tag, "
+                    "or set --tag_column to the column of the tags, or "
+                    "--tag_scheme=plain to take tags as they are.",
                 )
 
 
@@ -395,8 +415,17 @@ def describe_tags(words, tags):
 def convert_to_iob2(labelled_file, scheme=None):
     """Detects the scheme (unless given) and turns the tags into IOB2.
 
-    Returns the scheme; plain tags stay. Raises what detect_scheme raises."""
+    Returns the scheme; plain tags stay. Raises what detect_scheme raises, and
+    ValueError for a tag that is not of the given scheme."""
     sentences = [s for s in labelled_file.sentences if s.tags is not None]
+    if scheme in LETTERS:
+        tags = {tag for sentence in sentences for tag in sentence.tags}
+        wrong = {
+            tag
+            for tag in tags - {"O"}
+            if not _PARTS.fullmatch(tag) or tag[0] not in LETTERS[scheme]
+        }
+        _refuse_tag(sentences, wrong, scheme)
     scheme = scheme or detect_scheme(sentences)
     if scheme != "plain":
         for sentence in sentences:

@@ -170,7 +170,16 @@ class TsvProcessor(TableProcessor):
             else:
                 labels = (example.label,)
             for label in set(labels) - found:
-                check_label(*example.source.rsplit(":", 1), label)
+                place = example.source.rsplit(":", 1)
+                check_label(*place, label)
+                divider = self.options["label_separator"]
+                if self.output_mode == "multi_label" and divider in label:
+                    raise located(
+                        *place,
+                        f"label '{label}' holds the '{divider}' that divides "
+                        "labels in test_labels.tsv. Set another "
+                        "--label_separator.",
+                    )
             found.update(labels)
         if not found:
             raise ValueError(
@@ -204,7 +213,10 @@ class TsvProcessor(TableProcessor):
     def _columns(self, path, line, first, split):
         wanted = {key: self._wanted(key) for key in _KEYS}
         names = tuple(cell.strip().lower() for cell in first)
-        words = {str(name).lower() for name, _ in wanted.values()}
+        given = [name for name, _ in wanted.values()]
+        given += _places(self.label_columns or ())
+        # A position is no word of a header: the cell may be a label.
+        words = {name.lower() for name in given if isinstance(name, str)}
         has_header = self.options["has_header"]
         if has_header is None:
             has_header = bool(words & set(names))

@@ -259,10 +259,25 @@ class ClassifierTask(tasks.Task):
     def restore(self, description):
         """Takes the labels in the order of the trained head."""
         self.labels = description["labels"]
-        self.kind = description["kind"]
+        self._check_recalled(description["kind"])
         self.is_pair = description["is_pair"]
         if self.labels:
             self.processor.options["labels"] = list(self.labels)
+
+    def _check_recalled(self, kind):
+        """Raises ValueError for flags that contradict the trained model."""
+        if kind != self.kind:
+            names = ("regression", "multi_label", "label_columns")
+            given = [n for n in names if common_flags.given(n) is not None]
+            raise common_flags.contradiction(
+                given[0] if given else "task_name", f"it is for {kind}"
+            )
+        if FLAGS.labels_file:
+            if self.processor.get_labels(FLAGS.data_dir) != self.labels:
+                raise common_flags.contradiction(
+                    "labels_file",
+                    f"its labels are {', '.join(self.labels)[:200]}",
+                )
 
     # ---- rows
 

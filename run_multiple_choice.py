@@ -150,9 +150,14 @@ class ChoiceTask(tasks.Task):
         import heads
 
         if self.fills_blanks:
-            (mask_id,) = self.tokenizer.convert_tokens_to_ids(["[MASK]"])
+            vocab = self.tokenizer.vocab
+            if "[MASK]" not in vocab:
+                raise ValueError(
+                    "The vocabulary has no [MASK], which "
+                    "--choice_head=masked_lm puts in the blank."
+                )
             return heads.BlankHead(
-                encoder, mask_id, padded, FLAGS.label_smoothing
+                encoder, vocab["[MASK]"], padded, FLAGS.label_smoothing
             )
         return heads.ChoiceHead(
             encoder.config.hidden_size, FLAGS.label_smoothing

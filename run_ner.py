@@ -161,16 +161,28 @@ class LabellingTask(tasks.Task):
         self.unit = description["unit"]
         if common_flags.given("use_crf") is None:
             self.use_crf = description["use_crf"]
+        if FLAGS.tag_scheme not in ("auto", self.scheme):
+            raise common_flags.contradiction(
+                "tag_scheme", f"its tags are {self.scheme}"
+            )
+        if FLAGS.labels_file:
+            path = FLAGS.labels_file
+            if labelling_data.read_labels(path, self.scheme) != self.labels:
+                raise common_flags.contradiction(
+                    "labels_file", f"its tags are {' '.join(self.labels)[:200]}"
+                )
 
     # ---- rows
 
     def examples(self, split):
         """Reads a split; the first one read settles labels and scheme."""
+        train = self.files.get("train")
         found = labelling_data.read_labelled_file(
             common_flags.find_split(split, FILE_NAMES[split], ENDINGS),
             column(FLAGS.token_column),
             column(FLAGS.tag_column),
             labelled=split != "predict",
+            columns=train and train.columns,
         )
         if split == "predict":
             self._convert_test(found)
@@ -318,7 +330,11 @@ class LabellingTask(tasks.Task):
 
         gold = [example.sentence.tags for example in examples]
         found = self.tags(examples, outputs)
-        scores = metrics.token_accuracy(gold, found)
+        written = (
+            [labelling_data.from_iob2(tags, self.scheme) for tags in side]
+            for side in (gold, found)
+        )
+        scores = metrics.token_accuracy(*written)
         if self.scheme != "plain":
             scores |= metrics.span_scores(gold, found)
         words = sum(len(w.words) for e in examples for w in e.windows)

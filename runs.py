@@ -122,10 +122,12 @@ class Run(abc.ABC):
     def __init__(self, output_dir, seed):
         self.output_dir, self.seed = output_dir, seed
         self.files, self.former = find_model(output_dir)
+        # Where an earlier run kept its best, later steps compete with it.
         self._evaluates = FLAGS.do_train and bool(
             FLAGS.eval_steps
             or FLAGS.early_stopping_patience
             or FLAGS.best_metric
+            or (FLAGS.do_eval and self._best_checkpoint())
         )
 
     def run(self):
@@ -273,14 +275,17 @@ class Run(abc.ABC):
         """Loads the best or newest checkpoint of the output directory.
 
         Gives its prefix, or None where there is none."""
-        best = os.path.join(self.output_dir, "best")
-        prefix = checkpoints.newest_checkpoint(best, unlisted=True)
-        prefix = prefix or checkpoints.newest_checkpoint(
+        prefix = self._best_checkpoint() or checkpoints.newest_checkpoint(
             self.output_dir, unlisted=self.former is not None
         )
         if prefix:
             self._restore(prefix)
         return prefix
+
+    def _best_checkpoint(self):
+        """The prefix of OUTPUT_DIR/best, or None where none was kept."""
+        best = os.path.join(self.output_dir, "best")
+        return checkpoints.newest_checkpoint(best, unlisted=True)
 
     def _restore(self, prefix):
         self.global_step = checkpoints.restore_checkpoint(prefix, self.model)
@@ -338,7 +343,15 @@ class Run(abc.ABC):
         Gives the training.TrainingResult."""
         result = trainer.train(dataset_fn, scores if self._evaluates else None)
         self.global_step = result.global_step
-        if self._evaluates and result.best_checkpoint:
+        if result.best_checkpoint:
+            if not self._evaluates:
+                logging.warning(
+                    "%s stays the model of this directory: no later step was "
+                    "compared with it. Add --do_eval to compare, or remove "
+                    "%s to go on with the newest.",
+                    result.best_checkpoint,
+                    os.path.dirname(result.best_checkpoint),
+                )
             self._describe(os.path.dirname(result.best_checkpoint))
             self._restore(result.best_checkpoint)
         return result

@@ -158,6 +158,11 @@ def read_csv(path, encoding="utf-8"):
 NESTED = "the JSON is nested too deeply. Is it the right file?"
 
 
+# Half of a surrogate pair without the other, which no file can hold.
+_HALF = re.compile(
+    r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
+)
 _LONG_NUMBER = re.compile(r"\d{4301}")
 
 
@@ -168,7 +173,17 @@ def parse_json(path, text, line=1, remedy=""):
     `remedy`."""
     try:
         # strict=False: a raw lone \r or tab in a string is text
-        return json.loads(text, strict=False)
+        value = json.loads(text, strict=False)
+        half = _HALF.search(text)
+        if half:  # unless it is text: an escaped backslash before a u
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        line += text.count("\n", 0, half.start())
+        problem = (
+            f"the text holds {half[0].lower()}, half of a character that JSON "
+            "writes as two. Write both halves or none."
+        )
     except json.JSONDecodeError as error:
         line += error.lineno - 1
         problem = f"not valid JSON ({error.msg} at column {error.colno})."
@@ -257,6 +272,15 @@ def json_text(path, line, record, key, needed=True):
             f"field '{key}' is {json.dumps(value)[:60]}, not a text.",
         )
     return str(value)
+
+
+def json_texts(path, line, key, values):
+    """The strings of a list that stands under a key of a JSON row.
+
+    Raises ValueError with file, line and place for what is no text."""
+    names = [f"{key}[{place}]" for place in range(len(values))]
+    row = dict(zip(names, values, strict=True))
+    return [json_text(path, line, row, name) for name in names]
 
 
 def output_path(path):

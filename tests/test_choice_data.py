@@ -90,7 +90,7 @@ def test_other_choice_forms(tmp_path):
     assert row.label is None
     race = {
         "article": "Long text.",
-        "questions": ["Who ?", "He is _ ."],
+        "questions": ["Who ?", "He is ____ ."],
         "options": [["x", "y"], ["red", "blue"]],
         "answers": ["B", "A"],
         "id": "high1.txt",
@@ -136,6 +136,10 @@ def test_choice_errors(tmp_path):
         '{"choices": ["x", "y"], "label": 0}': "no field 'context'",
         '{"content": "c", "candidates": ["x", "y"]}': "#idiom# 0 times",
         '{"article": "a", "questions": ["q"], "options": []}': "lists of one",
+        '{"article": "a", "questions": null, "options": []}': "lists of one",
+        '{"sent1": "a", "sent2": "b", "ending0": "x", "ending1": "y", '
+        '"ending3": "z"}': "has ending0, ending1, ending3, but no ending2",
+        '{"ctx_a": "a", "ctx_b": ["q"], "endings": ["x", "y"]}': "'ctx_b' is",
         '{"context": "c"': "not valid JSON",
     }  # fmt: skip
     for row, message in cases.items():

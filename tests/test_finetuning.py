@@ -398,6 +398,30 @@ def test_a_best_checkpoint_that_is_gone_is_missed(unbroken, tmp_path):
     assert any("the best so far, is gone" in line for line in again.log)
 
 
+def test_the_best_stays_the_model_of_its_directory(unbroken, tmp_path):
+    """Case: later training was scored, and other weights then predicted."""
+    out = tmp_path / "out"
+    first = command(unbroken, out, "--do_eval", "--eval_steps=2")
+    first[first.index("--num_train_epochs=5")] = "--num_train_epochs=1"
+    longer = command(unbroken, out, "--learning_rate=1e-9")
+    evaluated = [*longer, "--do_eval", "--num_train_epochs=6"]
+    later = [x for x in longer if x not in ("--do_train", "--do_eval")]
+    later = [x for x in later if not x.startswith("--init_checkpoint")]
+    succeed([first], tmp_path)
+    (trained,) = succeed([[*longer, "--do_predict"]], tmp_path)
+    assert any("stays the model of this" in line for line in trained.log)
+    assert any("--eval_steps is not given now" in line for line in trained.log)
+    rows = read_table(out / "test_results.tsv")
+    succeed([[*later, "--do_predict"]], tmp_path)
+    assert read_table(out / "test_results.tsv") == rows
+    succeed([evaluated], tmp_path)  # its steps compete with the best
+    both = read_results(out / "eval_results.txt")
+    metrics = json.loads((out / "best" / "metrics.json").read_text())
+    assert both["global_step"] == metrics["global_step"]
+    succeed([[*later, "--do_eval"]], tmp_path)
+    assert read_results(out / "eval_results.txt") == both
+
+
 def test_an_untrained_head_is_not_exported(tmp_path):
     write_set(tmp_path / "data")
     flags = [

@@ -108,6 +108,8 @@ def test_labelled_errors(tmp_path):
             labelled(tmp_path, text)
     with pytest.raises(ValueError, match="tag_column=5 is not one of the 3"):
         labelled(tmp_path, LABELLED, tag_column=5)
+    with pytest.raises(ValueError, match="txt:1: .*are the same of 3 columns"):
+        labelled(tmp_path, LABELLED, token_column=-1)
     (tmp_path / "bad.txt").write_bytes(b"a\tO\nb\xff\tO\n")
     with pytest.raises(ValueError, match="bad.txt:2: byte 0xff in column 2"):
         labelling_data.read_labelled_file(tmp_path / "bad.txt")
@@ -127,6 +129,8 @@ def test_labelled_columns_and_test_sets(tmp_path, caplog):
     assert [s.tags for s in test.sentences] == [None, None]
     test = labelled(tmp_path, "Jim NNP\n\nsat VBD\n", **options)
     assert [s.tags for s in test.sentences] == [None, None]
+    test = labelled(tmp_path, "Jim X\n", tag_column=3, labelled=False)
+    assert [s.tags for s in test.sentences] == [None]
     test = labelled(tmp_path, "Jim NNP B-BOX\n\nsat VBD O\n", **options)
     labels = ["O", "B-PER", "I-PER"]
     with pytest.raises(ValueError, match="txt:1: tag 'B-BOX' is not one of: O"):
@@ -153,6 +157,14 @@ def test_labelled_json_lines(tmp_path):
     assert json.loads(rows[0])["predicted_tags"] == ["O", "B-PER"]
     assert json.loads(rows[0])["id"] == 7 and rows[0].endswith("\r")
     assert len(rows) == 4 and rows[1] == ""
+    labelling_data.write_predictions(
+        labelled(tmp_path, output.read_text(), "again.jsonl"),
+        [["O", "O"], ["O"]],
+        output,
+    )
+    assert output.read_text().count("predicted_tags") == 2
+    row = json.loads(output.read_text().split("\n")[0])
+    assert row["predicted_tags"] == ["O", "O"] and row["id"] == 7
     chars = labelled(
         tmp_path, '{"text": "北京", "labels": ["B-LOC", "I-LOC"]}', "train.json"
     )
@@ -223,6 +235,14 @@ def test_tag_schemes(caplog):
             ValueError, match=f"f.txt:{place}: tag '{wrong}' is not of the form"
         ):
             scheme_of("O O", tags)
+
+
+@pytest.mark.parametrize("tag", ["B_PER", "NN", "S-PER", "b-PER"])
+def test_a_given_scheme_takes_no_other_tag(tmp_path, tag):
+    """Case: such tags became O without a word."""
+    file = labelled(tmp_path, f"a B-PER\nb {tag}\n")
+    with pytest.raises(ValueError, match=f"txt:2: tag '{tag}' is not of .*B2"):
+        labelling_data.convert_to_iob2(file, "IOB2")
 
 
 def test_tag_conversion():

@@ -46,6 +46,43 @@ def test_own_data_by_names_and_positions(tmp_path):
         )
 
 
+def test_a_label_that_looks_like_a_position_is_no_header(tmp_path):
+    """Case: the row was taken for a header and lost without a word."""
+    write(tmp_path / "train.tsv", "1\tgood\n0\tbad\n1\tnice\n")
+    write(tmp_path / "test.tsv", "1\tgood\n0\tbad\n")
+    places = {"label_column": 0, "text_a_column": 1}
+    assert [e.text_a for e in read("tsv", tmp_path, **places)] == [
+        "good",
+        "bad",
+        "nice",
+    ]
+    assert len(read("tsv", tmp_path, "test", **places)) == 2
+    write(tmp_path / "train.tsv", "x\t1\t0\ny\t0\t1\n")
+    many = {"label_columns": "1,2", "text_a_column": 0}
+    assert len(read("tsv", tmp_path, **many)) == 2
+    write(tmp_path / "train.tsv", "text\ta\tb\nx\t1\t0\n")
+    many["label_columns"] = "a,b"
+    assert len(read("tsv", tmp_path, **many)) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["a", None], "field 'label.1.' is null, not a text"),
+        ([["a", "b"]], "field 'label.0.' is .* not a text"),
+        ([{"k": 1}], "field 'label.0.' is .* not a text"),
+        (["a,b"], "label 'a,b' holds the ',' that divides"),
+    ],
+)
+def test_labels_of_json_are_texts(tmp_path, labels, told):
+    rows = [{"text_a": "x", "label": ["a", "b"]}]
+    rows.append({"text_a": "y", "label": labels})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    write(tmp_path / "train.jsonl", text)
+    with pytest.raises(ValueError, match=f"train.jsonl:2: {told}"):
+        read("tsv", tmp_path, multi_label=True)
+
+
 def test_own_test_files_keep_every_row(tmp_path, caplog):
     write(tmp_path / "train.tsv", "label\ttext_a\ny\tone\nn\ttwo\n")
     cases = {  # C01: three rows in, three rows out
@@ -303,7 +340,7 @@ def test_a_label_must_fit_on_a_line(tmp_path, label):
     record = json.dumps({"label": "\ud800", "text_a": "x"})
     (tmp_path / "train.jsonl").write_text(record + "\n")
     (tmp_path / "train.csv").unlink()
-    with pytest.raises(ValueError, match="jsonl:1: label .* surrogate"):
+    with pytest.raises(ValueError, match="jsonl:1: .* half of a character"):
         read("tsv", tmp_path)
 
 

@@ -147,6 +147,32 @@ def test_real_sets_keep_their_warts():
     assert "那_舌头_象" in wsc[0].text_a and "[它]是想" in wsc[0].text_a
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"span1_index": -5}, "'b' does not stand at position -5"),
+        ({"span1_text": "bcd"}, "the two spans of the target overlap"),
+        ({"span2_text": None}, "field 'span2_text' is null"),
+        (None, "'target' is no object with span1_index"),
+    ],
+)
+def test_spans_of_cluewsc_are_checked(tmp_path, changes, told):
+    target = {"span1_index": 1, "span1_text": "b"}
+    target |= {"span2_index": 2, "span2_text": "c"}
+    target = [1] if changes is None else target | changes
+    row = {"text": "abcdef", "label": "true", "target": target}
+    write(tmp_path / "train.json", json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=f"train.json:1: {told}"):
+        read("CLUEWSC", tmp_path)
+
+
+def test_keywords_of_csl_are_texts(tmp_path):
+    row = {"abst": "x", "keyword": ["a", None], "label": "1"}
+    write(tmp_path / "train.json", json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match="json:1: field 'keyword.1.' is null"):
+        read("CSL", tmp_path)
+
+
 def test_task_names_and_options():
     for name in ("sst-2", "SST2", "Sst_2"):
         assert get_processor(name).name == "SST-2"

@@ -506,6 +506,24 @@ def trained(tmp_path_factory):
     return top / "out", runs, kept
 
 
+def test_flags_that_contradict_the_model_are_refused(trained):
+    out = trained[0]
+    (out.parent / "labels.txt").write_text("b\na\n")
+    base = ["--task_name=tsv", "--do_predict", f"--data_dir={out.parent}/many"]
+    labels = f"--labels_file={out.parent}/labels.txt"
+    kind, other = run_all(
+        [
+            [*base, f"--output_dir={out}/numbers", "--noregression"],
+            [*base, f"--output_dir={out}/many", labels],
+        ],
+        out.parent,
+    )
+    assert kind.code == other.code == 1
+    assert "--regression=False contradicts the trained model" in kind.stderr
+    assert "it is for regression. Leave" in kind.stderr
+    assert "labels.txt contradicts the trained model" in other.stderr
+
+
 def kinds_of_seeds(top):
     return [
         "--task_name=tsv",

@@ -247,6 +247,38 @@ def test_other_head_in_the_same_directory_is_refused(script, trained):
         )
 
 
+@pytest.mark.parametrize(
+    "flag", ["--tag_scheme=BILOU", "--tag_scheme=plain", "--labels_file=FILE"]
+)
+def test_flags_that_contradict_the_model_are_refused(
+    script, trained, tmp_path, flag
+):
+    path = write(tmp_path / "labels.txt", "O\nB-X\nI-X\n")
+    with pytest.raises(ValueError, match="contradicts the trained model"):
+        script(
+            f"--output_dir={trained[0]}/out",
+            f"--test_file={trained[0]}/data/test.txt",
+            "--do_predict",
+            flag.replace("FILE", str(path)),
+        )
+
+
+def test_accuracy_is_that_of_the_written_tags(task_of):
+    """In IOB1 a wrong B- of IOB2 may be the very same tag."""
+    task = task_of()
+    task.scheme, task.labels = "IOB1", ["O", "B-X", "I-X"]
+    words = ["a", "b", "c"]
+    windows = [labelling_data.Window([0] * 5, [0, 1, 2], [1, 2, 3])]
+    sentence = labelling_data.Sentence(
+        words, ["B-X", "I-X", "O"], "f:1", [1, 2, 3]
+    )
+    found = np.array([[0, 0, 2, 0, 0]])  # O B-X O, written O I-X O
+    scores = task.score(
+        [run_ner.Example(sentence, windows)], {"tag_ids": found}, 1
+    )
+    assert scores["eval_accuracy"] == pytest.approx(2 / 3)
+
+
 # --------------------------------------------------------- formats of files
 
 
