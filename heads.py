@@ -318,28 +318,26 @@ class BlankHead(ChoiceHead):
         rows = {
             key: _as_rows(features[key]) for key in ("input_ids", "segment_ids")
         }
-        positions = self.positions(rows)[:, 1:]
-        selected = encoded["selected_output"][:, 1:]
-        targets = tf.gather(rows["input_ids"], positions, batch_dims=1)
-        used = positions > 0  # [B * C, S]
-        slots = tf.where(tf.reshape(tf.ones_like(used), [-1]))[:, 0]
-        if not self._padded:
-            slots = tf.where(tf.reshape(used, [-1]))[:, 0]
-        flat = tf.reshape(selected, [-1, selected.shape[-1]])
-        logits = self.masked_lm(tf.gather(flat, slots), training=training)
-        labels = tf.gather(tf.reshape(targets, [-1]), slots)
-        scores = tf.scatter_nd(
-            slots[:, None],
-            -cross_entropy(logits, labels),
-            tf.size(positions, tf.int64)[None],
+        positions = self.positions(rows)[:, 1:]  # [B * C, S]
+        used = tf.reshape(positions > 0, [-1])
+        if self._padded:
+            slots = tf.range(tf.size(used))
+        else:
+            slots = tf.cast(tf.where(used)[:, 0], tf.int32)
+        pieces = tf.gather(rows["input_ids"], positions, batch_dims=1)
+        pieces = tf.gather(tf.reshape(pieces, [-1]), slots)
+        x = encoded["selected_output"][:, 1:]
+        x = tf.gather(tf.reshape(x, [-1, x.shape[-1]]), slots)
+        scores = -cross_entropy(self.masked_lm(x, training=training), pieces)
+        weights = tf.cast(tf.gather(used, slots), tf.float32)
+        count, size = tf.unstack(tf.shape(positions))
+        total, sizes = (
+            tf.math.unsorted_segment_sum(values, slots // size, count)
+            for values in (scores * weights, weights)
         )
-        used = tf.cast(used, tf.float32)
-        total = tf.reduce_sum(tf.reshape(scores, tf.shape(used)) * used, 1)
-        count = tf.reduce_sum(used, axis=1)
-        mean = total / tf.maximum(count, 1)
-        return self._scored(
-            tf.where(count > 0, mean, ops.MASKED_SCORE), features
-        )
+        mean = total / tf.maximum(sizes, 1)
+        mean = tf.where(sizes > 0, mean, ops.MASKED_SCORE)
+        return self._scored(mean, features)
 
 
 class NextSentenceHead(Head):
