@@ -76,7 +76,9 @@ READERS = {
 
 
 def read_conll(path):
-    """Sentences as (words, tags): first and last column, no -DOCSTART-."""
+    """Sentences as (words, tags): first and last column, no -DOCSTART-.
+
+    Tags become IOB2, as transformers' users get these sets from its hub."""
     sentences, words, tags = [], [], []
     with open(path, encoding="utf-8", newline="\n") as stream:
         lines = [*stream, "\n"]
@@ -86,9 +88,19 @@ def read_conll(path):
             words.append(cells[0])
             tags.append(cells[-1])
         elif words:
-            sentences.append((words, tags))
+            sentences.append((words, iob2(tags)))
             words, tags = [], []
     return sentences
+
+
+def iob2(tags):
+    """IOB tags with a B- at the beginning of every entity."""
+    found, before = [], "O"
+    for tag in tags:
+        begins = tag.startswith("I-") and before[2:] != tag[2:]
+        found.append(f"B-{tag[2:]}" if begins else tag)
+        before = tag
+    return found
 
 
 def read_squad(path):
@@ -128,6 +140,15 @@ class Clock:
     def __exit__(self, *_):
         self.wall = time.perf_counter() - self._start[0]
         self.cpu = time.process_time() - self._start[1]
+
+
+def rate_of_2018(warmup, num_steps, step):
+    """The share of the learning rate that makes AdamW the one of BERT.
+
+    BERT's decays from step 0 and corrects no bias: what torch divides the
+    averages by, whose betas are 0.9 and 0.999, is taken out again."""
+    rate = step / warmup if step < warmup else 1 - step / num_steps
+    return rate * (1 - 0.9 ** (step + 1)) / (1 - 0.999 ** (step + 1)) ** 0.5
 
 
 def peak_megabytes():

@@ -23,6 +23,7 @@ Predicting is timed from the file that is read to the file that is written.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -34,6 +35,7 @@ from peer_data import (
     Clock,
     classification_score,
     peak_megabytes,
+    rate_of_2018,
     read_conll,
     read_squad,
     span_f1,
@@ -57,7 +59,7 @@ def autocast(flags):
 
 
 def make_optimizer(model, flags, num_steps):
-    """AdamW as BERT's users set it, and its schedule."""
+    """AdamW and its schedule, as --optimizer says."""
     import torch
     from transformers import get_linear_schedule_with_warmup
 
@@ -68,12 +70,16 @@ def make_optimizer(model, flags, num_steps):
     optimizer = torch.optim.AdamW(
         [{"params": p, "weight_decay": d} for d, p in groups.items()],
         lr=flags.learning_rate,
+        eps=1e-6 if flags.optimizer == "bert" else 1e-8,
         fused=True,
     )
-    schedule = get_linear_schedule_with_warmup(
-        optimizer, int(num_steps * flags.warmup_ratio), num_steps
+    warmup = int(num_steps * flags.warmup_ratio)
+    if flags.optimizer == "bert":
+        rate = functools.partial(rate_of_2018, warmup, num_steps)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return optimizer, get_linear_schedule_with_warmup(
+        optimizer, warmup, num_steps
     )
-    return optimizer, schedule
 
 
 def train_step(model, parts, optimizer, schedule, flags):
@@ -615,6 +621,7 @@ def flag_parser():
     add("--save_model", action="store_true", help="keep each seed's weights")
     add("--seeds", default="1", help="comma-separated")
     add("--precision", default="float32", choices=["float32", "bfloat16"])
+    add("--optimizer", default="adamw", choices=["adamw", "bert"])
     add("--epochs", type=float, default=3.0)
     add("--learning_rate", type=float, default=5e-5)
     add("--warmup_ratio", type=float, default=0.1)
