@@ -3,6 +3,7 @@
 import sys
 
 import numpy as np
+import pytest
 from conftest import GOLDEN, ROOT
 
 import checkpoints
@@ -11,8 +12,34 @@ import modeling
 TINY = GOLDEN / "tiny"
 
 
-def test_scaled_embeddings_change_no_output(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def recipes(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), *sys.path])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("1\ta long cell.\n0\tanother one.\n", ["a long cell."]),
+        ("\u4e2d B-LOC\n\u56fd I-LOC\n\n\u4eba O\n", ["\u4e2d\u56fd"]),
+        (
+            '{"label_des": "not a text", "id": 7, "content": "so #idiom#.",'
+            ' "candidates": ["x", "it is"], "answer": 1}\n',
+            ["so it is."],
+        ),
+        ("Plain text.\n{no row}\n", ["Plain text. {no row}"]),
+    ],
+)
+def test_texts_are_taken_from_rows(tmp_path, text, sentences):
+    import prepare_text
+
+    path = tmp_path / "rows"
+    path.write_text(text, encoding="utf-8")
+    found = [s for part in prepare_text.documents(str(path)) for s in part]
+    assert found[: len(sentences)] == sentences
+
+
+def test_scaled_embeddings_change_no_output(tmp_path):
     import scale_embeddings
 
     factor = scale_embeddings.scale(TINY, tmp_path / "scaled", 0.005, 0.2)
