@@ -178,13 +178,7 @@ def _from_record(path, line, record, index):
         yield from _race_questions(path, line, record, index)
     elif "candidates" in record:
         text = json_text(path, line, record, "content")
-        if text.count(IDIOM_MARK) != 1:
-            raise located(
-                path,
-                line,
-                f"the content holds {IDIOM_MARK} {text.count(IDIOM_MARK)} "
-                "times, but once is expected. Mark the one place to fill.",
-            )
+        _check_blank(path, line, text)
         endings = _endings(path, line, record, "candidates")
         label = _label(path, line, record.get("answer"), endings)
         yield ChoiceExample(str(index), text, endings, label, source=source)
@@ -204,11 +198,32 @@ def _own_choice(path, line, record, index):
     endings = _endings(path, line, record, "choices")
     question = json_text(path, line, record, "question", needed=False)
     context = json_text(path, line, record, "context", needed=question is None)
+    if IDIOM_MARK in (context or ""):
+        _check_blank(path, line, context)
+        if question:
+            raise located(
+                path,
+                line,
+                f"a question beside a context with {IDIOM_MARK} is not read. "
+                "Put it into the context.",
+            )
     label = _label(path, line, record.get("label"), endings)
     source = f"{path}:{line}"
     return ChoiceExample(
         str(index), context or "", endings, label, question or "", source
     )
+
+
+def _check_blank(path, line, text):
+    """Refuses a cloze that has not one place to fill."""
+    count = text.count(IDIOM_MARK)
+    if count != 1:
+        raise located(
+            path,
+            line,
+            f"the text holds {IDIOM_MARK} {count} times, but once is expected. "
+            "Mark the one place to fill.",
+        )
 
 
 def _race_questions(path, line, record, index):

@@ -480,10 +480,15 @@ def check_finetuning():
 def recall(output_dir, task, names):
     """Takes flags that were not given from the run in an output directory.
 
+    Where it holds none and nothing is trained, from that of --init_checkpoint.
     `names`: those that must be as they were in training. A run of another
     task than `task` (the word before a / in its name) tells nothing. Raises
     ValueError if the directory's run.json is no JSON object."""
     path = os.path.join(output_dir, "run.json")
+    model = FLAGS.init_checkpoint
+    if model and not FLAGS.do_train and not os.path.exists(path):
+        directory = model if os.path.isdir(model) else os.path.dirname(model)
+        path = os.path.join(directory, "run.json")
     if not os.path.isfile(path):
         return
     run = read_json(path)

@@ -221,12 +221,13 @@ class Voyage(runs.Run):
         table = input_pipeline.FeatureTable(spec, rows, self.task.group)
         table.owners = np.array(owners, np.int64)
         logging.info(
-            "%s: %d examples, %d rows, %d tokens, longest %d",
+            "%s: %d examples, %d rows, %d tokens, longest %d%s",
             split,
             len(examples),
             len(rows),
             table.lengths.sum(),
             table.lengths.max(initial=0),
+            f" in {self.task.group} choices" if self.task.group > 1 else "",
         )
         return table
 

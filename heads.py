@@ -279,9 +279,15 @@ class BlankHead(ChoiceHead):
     The pieces of segment 1 are the choice. The encoder sees [MASK] in their
     places; the logit is the mean of their log-probabilities there, so that
     the head of pre-training answers without any training (the "verbalizer"
-    of Schick and Schuetze, 2021). A choice without a piece is never taken."""
+    of Schick and Schuetze, 2021). A choice without a piece is never taken.
+
+        features  [CLS] to be  or not [SEP]    segments  0 0 0 1 1 0
+        encoder   [CLS] to be [M] [M] [SEP]    positions read  0 3 4
+
+    `padded` computes the slots of all positions, as TPUs need it."""
 
     def __init__(self, encoder, mask_id, padded=False, label_smoothing=0.0):
+        # Not the parent's: there is no layer on the pooled output.
         Head.__init__(self, "blank", encoder.dtype_policy)
         self.masked_lm = MaskedLMHead(
             encoder.config,
@@ -306,6 +312,7 @@ class BlankHead(ChoiceHead):
     def positions(self, features):
         """[CLS], then the places of the choice; [CLS] where it has fewer."""
         chosen = features["segment_ids"] > 0  # [B * C, L]
+        # A stable sort puts the places of the choice first, in their order.
         first = tf.argsort(tf.cast(~chosen, tf.int32), axis=1, stable=True)
         if not self._padded:
             sizes = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1)

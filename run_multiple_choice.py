@@ -6,7 +6,8 @@
 
 Reads train, dev (or val) and test files, .csv or .jsonl; your own are JSON
 lines such as {"context": "...", "question": "...", "choices": ["...", "..."],
-"label": 0}, the question optional, a test set without labels. Writes
+"label": 0}, the question optional, a test set without labels; a context with
+#idiom# has the choice in that place. Writes
 eval_results.txt, test_results.tsv (for each question the probability of each
 of its choices) and saved_model/1 into the output directory.
 """
@@ -43,7 +44,8 @@ def define_flags():
         ["pooled", "masked_lm"],
         "What scores a choice: a new layer on the pooled output, or the "
         "masked-LM head of pre-training, by how well the choice fills the "
-        "blank (for idiom cloze; it needs few rows or none).",
+        f"place of {choice_data.IDIOM_MARK} in the context. It needs few rows "
+        "or none, and a checkpoint with that head.",
     )
 
 
@@ -76,8 +78,13 @@ class ChoiceTask(tasks.Task):
         """Takes the form of the questions that the model was trained on."""
         self.described = description
         self.group = description["choices"]
-        if common_flags.given("choice_head") is None:
-            self.fills_blanks = description["form"] == "blank"
+        fills_blanks = description["form"] == "blank"
+        if FLAGS["choice_head"].present and self.fills_blanks != fills_blanks:
+            raise common_flags.contradiction(
+                "choice_head",
+                f"its head is {'masked_lm' if fills_blanks else 'pooled'}",
+            )
+        self.fills_blanks = fills_blanks
 
     def check_loaded(self, fresh):
         """Raises ValueError where the head of pre-training is not there."""

@@ -58,7 +58,7 @@ def define_flags():
         "The column of the words: a number from 0, or from the end (-1 is "
         "the last), or of JSON lines the field's name.",
     )
-    text("tag_column", "-1", "The same of the tags.")
+    text("tag_column", "-1", "The column of the tags, as --token_column.")
     flags.DEFINE_enum(
         "tag_scheme",
         "auto",

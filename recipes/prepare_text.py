@@ -6,8 +6,8 @@
 That is what create_pretraining_data.py reads. Files are UTF-8 or else Latin-1,
 with \\n or \\r\\n; lines may be paragraphs, or wrapped. Of rows the text is
 taken: of tab-separated ones the longest cell, of JSON lines every text of six
-characters or more (an idiom in its place), of tagged characters, one a line,
-the sentence. A document ends at a heading
+characters or more under a name of the row (an idiom in its place), of tagged
+words or characters, one a line, the sentence. A document ends at a heading
 (`= Title =`, or the 第一回 of a novel) and at the first blank line or row after
 ten sentences. Every 20th document is held out for evaluation. A second for
 5 MB.
@@ -26,7 +26,8 @@ SENTENCE_END = re.compile(
     r"""(?<=[.!?])\s+(?=["'(]?\s*[A-Z0-9])|(?<=[.!?]["')])\s+(?=["'(]?[A-Z])"""
     r"""|(?<=[。！？])(?![。！？”’」』）])|(?<=[。！？][”’」』])"""
 )
-TAGGED = re.compile(r"\S\s[A-Z_-]+")  # 体 O
+# A word, perhaps other columns, a tag such as O or B-PER.
+TAGGED = re.compile(r"\S+\s(\S+\s)*(O|[BIESLUM]-\S+)")
 # The marks of wikitext: in-word signs, and words that are not there.
 WIKITEXT = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk> ", ""))
 LEAST, MOST = 10, 60  # sentences after which a document ends
@@ -47,32 +48,58 @@ def read_lines(path):
     return [line.strip() for line in text.split("\n")]
 
 
-def texts_of_rows(lines):
+def texts_of_rows(path, lines):
     """The texts of a file of rows, a blank line after each, or its lines."""
     filled = [line for line in lines if line]
-    if all(line.startswith("{") for line in filled):
-        texts = [text for line in filled for text in json_texts(line)]
+    if filled and all(line.startswith("{") for line in filled):
+        texts = [
+            text
+            for number, line in enumerate(lines, start=1)
+            if line
+            for text in json_texts(f"{path}:{number}", line)
+        ]
+    elif all(TAGGED.fullmatch(line) for line in filled):
+        texts = tagged_sentences(lines)
     elif all("\t" in line for line in filled):
         texts = [max(line.split("\t"), key=len) for line in filled]
-    elif all(TAGGED.fullmatch(line) for line in filled):
-        characters = "".join(line[:1] or "\n" for line in lines)
-        texts = characters.split("\n")
     else:
         return lines
     return [line for text in texts for line in (text, "")]
 
 
-def json_texts(line):
-    """Yields the texts of a JSON row, the right candidate in its place."""
-    row = json.loads(line)
-    for key, value in row.items():
-        if "label" in key or not isinstance(value, str):
+def tagged_sentences(lines):
+    """The sentences of words or characters with tags, one a line."""
+    sentences = [[]]
+    for line in lines:
+        if line and not line.startswith("-DOCSTART-"):
+            sentences[-1].append(line.split()[0])
+        elif sentences[-1]:
+            sentences.append([])
+    single = all(len(word) == 1 for words in sentences for word in words)
+    return [("" if single else " ").join(words) for words in sentences]
+
+
+def json_texts(place, line):
+    """Yields the texts of a JSON row, the right candidate in its place.
+
+    Raises ValueError, `place` in it, for what is no such row."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place}: is no JSON row ({error}).") from None
+    texts = {k: v for k, v in row.items() if isinstance(v, str)}
+    for key, value in texts.items():
+        if "label" in key or len(value) < SHORTEST:
             continue
-        if len(value) >= SHORTEST:
-            if "candidates" in row:
-                right = row["candidates"][int(row["answer"])]
-                value = value.replace("#idiom#", right)
-            yield " ".join(value.split())
+        if "candidates" in row:
+            if not isinstance(row.get("answer"), int):
+                raise ValueError(
+                    f"{place}: has candidates but no answer from 0 on. Leave "
+                    "test sets out."
+                )
+            right = row["candidates"][row["answer"]]
+            value = value.replace("#idiom#", right)
+        yield " ".join(value.split())
 
 
 def paragraphs(lines):
@@ -96,7 +123,7 @@ def paragraphs(lines):
 def documents(path):
     """Yields the documents of a file, each a list of sentences."""
     document = []
-    for paragraph in paragraphs(texts_of_rows(read_lines(path))):
+    for paragraph in paragraphs(texts_of_rows(path, read_lines(path))):
         if not paragraph:  # a heading always ends one, a blank line if long
             if document and (paragraph is None or len(document) >= LEAST):
                 yield document
@@ -139,6 +166,8 @@ def main():
     flags = parser.parse_args()
     try:
         parts = [part for path in flags.files for part in documents(path)]
+        if not parts:
+            raise ValueError("no sentence was found. Is it text, or rows?")
         heldout = parts[19::20] if flags.heldout else []
         if flags.heldout and not heldout:
             sys.exit(
@@ -150,7 +179,7 @@ def main():
             del parts[19::20]
             write(flags.heldout, heldout)
         write(flags.output, parts)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"prepare_text.py: {error}", file=sys.stderr)
         sys.exit(1)
 

@@ -140,6 +140,9 @@ def test_choice_errors(tmp_path):
         '{"sent1": "a", "sent2": "b", "ending0": "x", "ending1": "y", '
         '"ending3": "z"}': "has ending0, ending1, ending3, but no ending2",
         '{"ctx_a": "a", "ctx_b": ["q"], "endings": ["x", "y"]}': "'ctx_b' is",
+        '{"context": "#idiom# #idiom#", "choices": ["x", "y"]}': "#idiom# 2 t",
+        '{"context": "#idiom#", "question": "q", "choices": ["x", "y"]}': "a "
+        "question beside a context with",
         '{"context": "c"': "not valid JSON",
     }  # fmt: skip
     for row, message in cases.items():

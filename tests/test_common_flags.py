@@ -233,9 +233,18 @@ def test_recall_takes_what_was_not_given(values, tmp_path):
         length=("integer", 128),
         name=("string", None),
         secret=("string", "mine"),
+        init_checkpoint=("string", str(tmp_path / "model.ckpt-3")),
+        do_train=("bool", True),
     )
     common_flags.recall(tmp_path, "squad", ("length", "name"))
     assert (found.length, found.name) == (128, "new")
+    elsewhere = tmp_path / "elsewhere"
+    common_flags.recall(elsewhere, "ner", ("length", "name"))
+    assert found.length == 128  # trained anew
+    found.do_train = False
+    common_flags.recall(elsewhere, "ner", ("length", "name"))
+    assert found.length == 64
+    found["length"].unparse()
     common_flags.recall(tmp_path, "ner", ("length", "name"))
     assert (found.length, found.name, found.secret) == (64, "new", "mine")
     assert common_flags.given("length") == 64

@@ -21,6 +21,8 @@ def recipes(monkeypatch):
     ("text", "sentences"),
     [
         ("1\ta long cell.\n0\tanother one.\n", ["a long cell."]),
+        ("-DOCSTART- -X- O\n\nU.N. NNP I-ORG\nis VBZ O\n", ["U.N. is"]),
+        ("\u4e2d\tB-LOC\n\u56fd\tI-LOC\n", ["\u4e2d\u56fd"]),
         ("\u4e2d B-LOC\n\u56fd I-LOC\n\n\u4eba O\n", ["\u4e2d\u56fd"]),
         (
             '{"label_des": "not a text", "id": 7, "content": "so #idiom#.",'
@@ -37,6 +39,30 @@ def test_texts_are_taken_from_rows(tmp_path, text, sentences):
     path.write_text(text, encoding="utf-8")
     found = [s for part in prepare_text.documents(str(path)) for s in part]
     assert found[: len(sentences)] == sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": "long enough"}\n{"a"\n', "rows:2: is no JSON row"),
+        (
+            '{"content": "so #idiom# .", "candidates": ["x", "y"]}\n',
+            "rows:1: has candidates but no answer",
+        ),
+        ('{"data": []}\n', "no sentence was found"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path, monkeypatch, capsys, text, told):
+    import prepare_text
+
+    path = tmp_path / "rows"
+    path.write_text(text, encoding="utf-8")
+    output = tmp_path / "out.txt"
+    monkeypatch.setattr(sys, "argv", ["x", f"--output={output}", str(path)])
+    with pytest.raises(SystemExit) as end:
+        prepare_text.main()
+    assert end.value.code == 1 and told in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_scaled_embeddings_change_no_output(tmp_path):

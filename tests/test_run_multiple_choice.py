@@ -247,6 +247,22 @@ def test_cloze_is_served_with_the_ending_in_its_place(head, script, tmp_path):
         "--do_predict",
     )
     assert table(tmp_path / "out/test_results.tsv") == results
+    # So are they in another directory, and the length with it.
+    script(
+        f"--init_checkpoint={tmp_path}/out",
+        f"--output_dir={tmp_path}/other",
+        f"--test_file={path}",
+        "--do_predict",
+    )
+    assert table(tmp_path / "other/test_results.tsv") == results
+    other = "pooled" if head == "masked_lm" else "masked_lm"
+    with pytest.raises(ValueError, match=f"choice_head={other} contradicts"):
+        script(
+            f"--output_dir={tmp_path}/out",
+            f"--test_file={path}",
+            "--do_predict",
+            f"--choice_head={other}",
+        )
     call = tf.saved_model.load(f"{tmp_path}/out/saved_model/1").signatures
     found = call["serving_default"](
         context=tf.constant([row["content"] for row in made]),
