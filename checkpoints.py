@@ -640,6 +640,7 @@ def grow_word_embeddings(
         """Gives the change that appends rows of `make(shape)`."""
 
         def change(value, path):
+            """Appends the rows, unless it is not the old vocabulary's."""
             if value.shape[0] < old_vocab_size:
                 raise ValueError(
                     f"{path}: has {value.shape[0]} rows of word embeddings, "
@@ -672,6 +673,7 @@ def tile_positions(init_checkpoint, output_prefix, new_length):
     ValueError if the table would not grow."""
 
     def change(value, path):
+        """Repeats the rows of the table."""
         if new_length <= value.shape[0]:
             raise ValueError(
                 f"{path}: has {value.shape[0]} positions, so new_length="

@@ -425,7 +425,8 @@ def convert_to_iob2(labelled_file, scheme=None):
             for tag in tags - {"O"}
             if not _PARTS.fullmatch(tag) or tag[0] not in LETTERS[scheme]
         }
-        _refuse_tag(sentences, wrong, scheme)
+        if wrong:
+            _refuse_tag(sentences, wrong, scheme)
     scheme = scheme or detect_scheme(sentences)
     if scheme != "plain":
         for sentence in sentences:

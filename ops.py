@@ -122,6 +122,7 @@ def _layer_norm(x, gamma, beta, epsilon):
     unit = centered * inverse
 
     def gradient(dy):
+        """Those of x, gamma and beta, in float32 until the end."""
         dy = tf.cast(dy, tf.float32)
         rows = list(range(len(dy.shape) - 1))
         dunit = dy * gamma

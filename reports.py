@@ -91,6 +91,7 @@ def confusion_picture(labels, matrix, image_format="svg"):
     named = count <= MOST_NAMES
 
     def draw(plot):
+        """The matrix as shares of its rows, with the numbers in it."""
         size = max(3.5, min(10.0, 0.5 * count + 1.5))
         figure, axes = plot.subplots(figsize=(size + 1, size))
         axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
@@ -121,6 +122,7 @@ def bars(title, names, values, note="", counts=None, ylabel="score"):
     """A bar for each name; `counts` are written above the bars."""
 
     def draw(plot):
+        """The bars, and the counts above them."""
         figure, axes = plot.subplots(figsize=(max(4, 0.9 * len(names) + 1), 3))
         drawn = axes.bar(range(len(names)), values, color="#4878a8")
         axes.set_xticks(range(len(names)), [_short(n, 16) for n in names])
@@ -159,6 +161,7 @@ def scatter(title, truth, guesses, note=""):
     truth, guesses = np.asarray(truth), np.asarray(guesses)
 
     def draw(plot):
+        """A point for each row, and the diagonal."""
         figure, axes = plot.subplots(figsize=(5, 4.5))
         axes.plot(truth, guesses, ".", alpha=0.4, rasterized=True)
         low = min(truth.min(), guesses.min())
@@ -197,6 +200,7 @@ def loss_curve(losses, first_step=0, title="Training loss"):
     means = (sums[ends] - sums[starts]) / (ends - starts)
 
     def draw(plot):
+        """The loss of each step and their running mean."""
         figure, axes = plot.subplots(figsize=(7, 3.2))
         axes.plot(steps, losses, color="#bbb", linewidth=0.8, label="step")
         label = f"mean of {width} steps"

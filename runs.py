@@ -19,6 +19,7 @@ import checkpoints
 import common_flags
 import distribution
 import optimization
+import output_directory
 import tasks
 import tokenization
 import training
@@ -127,7 +128,7 @@ class Run(abc.ABC):
             FLAGS.eval_steps
             or FLAGS.early_stopping_patience
             or FLAGS.best_metric
-            or (FLAGS.do_eval and self._best_checkpoint())
+            or (FLAGS.do_eval and output_directory.best_checkpoint(output_dir))
         )
 
     def run(self):
@@ -275,17 +276,14 @@ class Run(abc.ABC):
         """Loads the best or newest checkpoint of the output directory.
 
         Gives its prefix, or None where there is none."""
-        prefix = self._best_checkpoint() or checkpoints.newest_checkpoint(
+        prefix = output_directory.best_checkpoint(
+            self.output_dir
+        ) or checkpoints.newest_checkpoint(
             self.output_dir, unlisted=self.former is not None
         )
         if prefix:
             self._restore(prefix)
         return prefix
-
-    def _best_checkpoint(self):
-        """The prefix of OUTPUT_DIR/best, or None where none was kept."""
-        best = os.path.join(self.output_dir, "best")
-        return checkpoints.newest_checkpoint(best, unlisted=True)
 
     def _restore(self, prefix):
         self.global_step = checkpoints.restore_checkpoint(prefix, self.model)
