@@ -166,7 +166,8 @@ class TableProcessor(DataProcessor):
     call the three; without_header: {number of columns: positions of (label,
     text_a, text_b)}, more_columns if rows may be longer; class_file: names of
     the classes that the labels number from class_base; missing_label: what
-    stands for no gold label; test_label: the original's stand-in in tests."""
+    stands for no gold label; test_label: the original's stand-in in tests;
+    any_range: regression labels may be of any size, not near 0 to 5."""
 
     files = {split: (f"{split}.tsv",) for split in SPLITS}
     labels = ("0", "1")
@@ -182,6 +183,7 @@ class TableProcessor(DataProcessor):
     label_aliases = {}
     missing_label = None
     test_label = None
+    any_range = False
 
     def get_train_examples(self, data_dir):
         """The InputExamples of the training set, in the file's order."""

@@ -97,7 +97,11 @@ class ClassifierHead(Head):
     (sigmoid, label_ids [B, C] of 0 and 1) or "regression" (label_values [B]).
     `pooling`: "cls" is BERT's pooled output; "mean" and "max" run over the
     real tokens. Outputs: `logits` [B, C] and `probabilities` [B, C], or
-    `score` [B] for regression."""
+    `score` [B] for regression.
+
+    `bias`, float [C], is where the output bias begins, for 0. `unit`, the
+    (mean, deviation) of regression's labels, is what the layer counts in, so
+    that labels of any range are as near to its first guesses."""
 
     def __init__(
         self,
@@ -107,11 +111,16 @@ class ClassifierHead(Head):
         pooling="cls",
         class_weights=None,
         label_smoothing=0.0,
+        bias=None,
+        unit=(0.0, 1.0),
         name="classifier",
     ):
         super().__init__(name)
         self.linear("", num_labels, hidden_size)
+        if bias is not None:
+            self.output_bias.assign(bias)
         self.kind, self.pooling = kind, pooling
+        self._mean, self._deviation = unit
         self._class_weights = class_weights
         self._label_smoothing = label_smoothing
 
@@ -134,6 +143,7 @@ class ClassifierHead(Head):
         pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
         logits = self.logits(pooled)
         if self.kind == "regression":
+            logits = self._mean + self._deviation * logits
             return {"logits": logits, "score": logits[:, 0]}
         if self.kind == "multi_label":
             return {"logits": logits, "probabilities": tf.sigmoid(logits)}
@@ -154,7 +164,8 @@ class ClassifierHead(Head):
         """Gives float32 [B]: cross-entropy, mean binary one, or square."""
         logits = outputs["logits"]
         if self.kind == "regression":
-            return tf.square(logits[:, 0] - features["label_values"])
+            error = logits[:, 0] - features["label_values"]
+            return tf.square(error / self._deviation)
         if self.kind == "multi_label":
             labels = tf.cast(features["label_ids"], tf.float32)
             smooth = self._label_smoothing

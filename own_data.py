@@ -39,6 +39,7 @@ class TsvProcessor(TableProcessor):
 
     name = "tsv"
     metric_names = ("accuracy", "f1")
+    any_range = True
     quoted_csv = True
     files = {
         split: tuple(

@@ -56,6 +56,7 @@ RECALLED_FLAGS = (
     "max_seq_length",
     "threshold",
 )
+AS_IT_IS = (0.0, 1.0)  # the mean and the deviation that change nothing
 THRESHOLDS = "thresholds.json"
 # What --best_metric may name, higher is better but for the losses.
 METRICS = {
@@ -143,6 +144,8 @@ class ClassifierTask(tasks.Task):
         self.is_pair = self.processor.is_pair
         self._thresholds = None  # float [C] once tuned
         self._label_counts = None  # of the training set
+        self._bias = None  # where that of the head begins
+        self._unit = None  # mean and deviation of regression's labels
 
     def check(self):
         """Raises ValueError for flags that cannot work."""
@@ -248,19 +251,23 @@ class ClassifierTask(tasks.Task):
             )
 
     def describe(self):
-        """Labels in order, kind, pairs or not, and how texts are read."""
-        return {
+        """Labels in order or their unit, kind, pairs or not, pooling."""
+        found = {
             "labels": self.labels,
             "kind": self.kind,
             "is_pair": self.is_pair,
             "pooling": FLAGS.pooling,
         }
+        if self._unit not in (None, AS_IT_IS):
+            found["label_unit"] = self._unit
+        return found
 
     def restore(self, description):
         """Takes the labels in the order of the trained head."""
         self.labels = description["labels"]
         self._check_recalled(description["kind"])
         self.is_pair = description["is_pair"]
+        self._unit = description.get("label_unit", AS_IT_IS)
         if self.labels:
             self.processor.options["labels"] = list(self.labels)
 
@@ -301,11 +308,31 @@ class ClassifierTask(tasks.Task):
                 "of this task are pairs, of which the longer text is cut. "
                 "Leave it out."
             )
-        if split == "train" and self.kind == "classification":
-            self._label_counts = [0] * len(self.labels)
-            for example in sets[""]:
-                self._label_counts[self.labels.index(example.label)] += 1
+        if split == "train" and sets[""]:
+            self._take_measure(sets[""])
         return sets
+
+    def _take_measure(self, examples):
+        """Looks at the training labels, for the head to begin near them.
+
+        A sigmoid that begins at 0.5 must fall to the share of its label. The
+        bias cannot in so few small steps; the pooled output would instead
+        become the same for all texts, and hardly recovers. So the bias begins
+        at the log-odds of the share. An own regression's labels are counted
+        in deviations from their mean, unless a trained head has its unit."""
+        import numpy as np
+
+        values = np.array(self._values(examples))
+        if self.kind == "classification":
+            counts = np.bincount(values, minlength=len(self.labels))
+            self._label_counts = counts.tolist()
+        elif self.kind == "multi_label":
+            share = (values.sum(axis=0) + 0.5) / (len(values) + 1)
+            smooth = FLAGS.label_smoothing
+            share = share * (1 - smooth) + 0.5 * smooth
+            self._bias = np.log(share / (1 - share))
+        elif self.processor.any_range and self._unit is None:
+            self._unit = (float(values.mean()), float(values.std()) or 1.0)
 
     def featurize(self, example):
         """Gives one row, or one per window of a long text."""
@@ -359,6 +386,8 @@ class ClassifierTask(tasks.Task):
             FLAGS.pooling,
             self._class_weights(),
             FLAGS.label_smoothing,
+            self._bias,
+            self._unit or AS_IT_IS,
         )
 
     def _class_weights(self):

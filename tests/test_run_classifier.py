@@ -17,6 +17,8 @@ from classifier_runs import (
 )
 from conftest import GOLDEN, run_script
 
+import checkpoints
+
 COMMANDS = {
     command["name"]: command
     for command in json.loads((GOLDEN / "e2e" / "commands.json").read_text())
@@ -427,6 +429,7 @@ def kinds(top):
         (three / f"{name}.tsv").write_bytes((three / "dev.tsv").read_bytes())
     many = write_set(top / "many", ("x,y", "", "z", "x"))
     numbers = write_set(top / "numbers", ("-3.5", "0", "12"))
+    thousands = write_set(top / "thousands", ("-3500", "0", "12000"))
     return {
         "three": [*same, f"--data_dir={three}", "--class_weights=balanced"],
         "weights": [*same, f"--data_dir={three}", "--class_weights=1,0.5,2"],
@@ -449,7 +452,14 @@ def kinds(top):
             "--multi_label",
             "--threshold=0.45",
         ],
+        "shares": [
+            *same,
+            f"--data_dir={many}",
+            "--multi_label",
+            "--learning_rate=1e-9",
+        ],
         "numbers": [*same, f"--data_dir={numbers}", "--regression"],
+        "thousands": [*same, f"--data_dir={thousands}", "--regression"],
         "windows": [
             *same,
             f"--data_dir={three}",
@@ -599,6 +609,27 @@ def test_numbers_of_any_range(trained):
     assert {"eval_pearson", "eval_spearman", "eval_mse"} <= set(results)
     assert results["eval_loss"] == pytest.approx(results["eval_mse"])
     assert not (directory / "test_labels.tsv").exists()
+
+
+def test_numbers_are_learnt_in_their_own_unit(trained):
+    small, large = (
+        np.array(read_table(trained[0] / name / "test_results.tsv"))
+        for name in ("numbers", "thousands")
+    )
+    np.testing.assert_allclose(large, 1000 * small, rtol=1e-3, atol=1e-2)
+    description = json.loads((trained[0] / "thousands/run.json").read_text())
+    labels = np.resize([-3500, 0, 12000], 16)
+    np.testing.assert_allclose(
+        description["description"]["label_unit"], (labels.mean(), labels.std())
+    )
+
+
+def test_sigmoids_begin_at_the_shares_of_their_labels(trained):
+    path = checkpoints.find_checkpoint(trained[0] / "shares")
+    bias = checkpoints.CheckpointReader(path).read("output_bias")
+    counts = np.array([8, 4, 4])  # of x, y and z in 16 rows
+    share = (counts + 0.5) / 17
+    np.testing.assert_allclose(bias, np.log(share / (1 - share)), atol=1e-6)
 
 
 def test_windows_answer_each_text_once(trained):
