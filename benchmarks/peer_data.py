@@ -14,6 +14,8 @@ import resource
 import string
 import time
 
+NO_LABEL = -100  # what PyTorch's cross-entropy leaves out
+
 # -- Files ------------------------------------------------------------------
 
 
@@ -227,3 +229,47 @@ def squad_score(questions, predictions):
         exact += max(normal_answer(text) == normal_answer(g) for g in golds)
         f1 += max(answer_f1(text, gold) for gold in golds)
     return exact / len(questions), f1 / len(questions)
+
+
+def pretraining_batches(flags):
+    """Batches of BertForPreTraining, trimmed to their longest row.
+
+    From --batches, an .npz with the features of our TFRecords stacked as
+    [steps, B, ...]; else full random rows, 15 % of them masked."""
+    import numpy as np
+    import torch
+
+    if flags.batches:
+        data = dict(np.load(flags.batches))
+    else:
+        draw = np.random.default_rng(7)
+        shape = (4, flags.train_batch_size, flags.max_seq_length)
+        ids = draw.integers(1000, 30000, shape)
+        slots = max(1, int(0.15 * flags.max_seq_length))
+        chosen = draw.permuted(
+            np.broadcast_to(np.arange(shape[2]), shape), axis=2
+        )[..., :slots]
+        data = {
+            "input_ids": ids,
+            "input_mask": np.ones_like(ids),
+            "segment_ids": np.zeros_like(ids),
+            "masked_lm_positions": chosen,
+            "masked_lm_ids": draw.integers(1000, 30000, chosen.shape),
+            "masked_lm_weights": np.ones(chosen.shape, np.float32),
+            "next_sentence_labels": draw.integers(0, 2, (*shape[:2], 1)),
+        }
+    for i in range(len(data["input_ids"])):
+        step = {name: torch.from_numpy(v[i]) for name, v in data.items()}
+        longest = int(step["input_mask"].sum(-1).max())
+        labels = torch.full(step["input_ids"].shape, NO_LABEL)
+        rows, slots = torch.nonzero(step["masked_lm_weights"], as_tuple=True)
+        labels[rows, step["masked_lm_positions"][rows, slots].long()] = step[
+            "masked_lm_ids"
+        ][rows, slots].long()
+        yield {
+            "input_ids": step["input_ids"][:, :longest].long(),
+            "token_type_ids": step["segment_ids"][:, :longest].long(),
+            "attention_mask": step["input_mask"][:, :longest].long(),
+            "labels": labels[:, :longest],
+            "next_sentence_label": step["next_sentence_labels"].long(),
+        }

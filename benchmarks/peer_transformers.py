@@ -31,10 +31,12 @@ import random
 import sys
 
 from peer_data import (
+    NO_LABEL,
     READERS,
     Clock,
     classification_score,
     peak_megabytes,
+    pretraining_batches,
     rate_of_2018,
     read_conll,
     read_squad,
@@ -42,9 +44,6 @@ from peer_data import (
     squad_score,
     write_lines,
 )
-
-NO_LABEL = -100  # what PyTorch's cross-entropy leaves out
-
 
 # -- Training and predicting ------------------------------------------------
 
@@ -279,12 +278,19 @@ class Classify:
             "goemotions": "multi_label_classification",
         }.get(self.flags.data, "single_label_classification")
         count = 1 if kind == "regression" else len(self.names)
-        return load(
+        model = load(
             "BertForSequenceClassification",
             self.flags,
             num_labels=count,
             problem_type=kind,
         )
+        if self.flags.label_bias:
+            import torch
+
+            labels = torch.tensor([f["labels"] for f in self.features])
+            shares = (labels.sum(0) + 0.5) / (len(labels) + 1)
+            model.classifier.bias.data = torch.logit(shares)
+        return model
 
     def predict(self, model, path):
         """From the dev file to `path`; gives (rows, what scores them)."""
@@ -310,7 +316,8 @@ class Classify:
         if self.flags.data == "stsb":
             outputs = [row[0] for row in values]
         elif self.flags.data == "goemotions":
-            outputs = [[int(v > 0.5) for v in row] for row in values]
+            limit = self.flags.threshold
+            outputs = [[int(v >= limit) for v in row] for row in values]
             wanted = [[int(v) for v in row] for row in wanted]
         else:
             outputs = [row.index(max(row)) for row in values]
@@ -502,50 +509,6 @@ class Squad:
 # -- Pre-training speed -----------------------------------------------------
 
 
-def pretraining_batches(flags):
-    """Batches of BertForPreTraining, trimmed to their longest row.
-
-    From --batches, an .npz with the features of our TFRecords stacked as
-    [steps, B, ...]; else full random rows, 15 % of them masked."""
-    import numpy as np
-    import torch
-
-    if flags.batches:
-        data = dict(np.load(flags.batches))
-    else:
-        draw = np.random.default_rng(7)
-        shape = (4, flags.train_batch_size, flags.max_seq_length)
-        ids = draw.integers(1000, 30000, shape)
-        slots = max(1, int(0.15 * flags.max_seq_length))
-        chosen = draw.permuted(
-            np.broadcast_to(np.arange(shape[2]), shape), axis=2
-        )[..., :slots]
-        data = {
-            "input_ids": ids,
-            "input_mask": np.ones_like(ids),
-            "segment_ids": np.zeros_like(ids),
-            "masked_lm_positions": chosen,
-            "masked_lm_ids": draw.integers(1000, 30000, chosen.shape),
-            "masked_lm_weights": np.ones(chosen.shape, np.float32),
-            "next_sentence_labels": draw.integers(0, 2, (*shape[:2], 1)),
-        }
-    for i in range(len(data["input_ids"])):
-        step = {name: torch.from_numpy(v[i]) for name, v in data.items()}
-        longest = int(step["input_mask"].sum(-1).max())
-        labels = torch.full(step["input_ids"].shape, NO_LABEL)
-        rows, slots = torch.nonzero(step["masked_lm_weights"], as_tuple=True)
-        labels[rows, step["masked_lm_positions"][rows, slots].long()] = step[
-            "masked_lm_ids"
-        ][rows, slots].long()
-        yield {
-            "input_ids": step["input_ids"][:, :longest].long(),
-            "token_type_ids": step["segment_ids"][:, :longest].long(),
-            "attention_mask": step["input_mask"][:, :longest].long(),
-            "labels": labels[:, :longest],
-            "next_sentence_label": step["next_sentence_labels"].long(),
-        }
-
-
 def pretrain(seed, flags):
     """Times --max_steps steps (20 by default) after one that is not timed."""
     import torch
@@ -622,6 +585,8 @@ def flag_parser():
     add("--seeds", default="1", help="comma-separated")
     add("--precision", default="float32", choices=["float32", "bfloat16"])
     add("--optimizer", default="adamw", choices=["adamw", "bert"])
+    add("--label_bias", action="store_true", help="at the labels' log-odds")
+    add("--threshold", type=float, default=0.5, help="goemotions")
     add("--epochs", type=float, default=3.0)
     add("--learning_rate", type=float, default=5e-5)
     add("--warmup_ratio", type=float, default=0.1)
@@ -655,6 +620,8 @@ def parse_flags(argv):
         flags.data = os.path.basename(flags.train_file or "")
     elif flags.data not in READERS:
         parser.error(f"--data={flags.data} is not one of: {[*READERS]}.")
+    if flags.label_bias and flags.data != "goemotions":
+        parser.error("--label_bias is for --data=goemotions.")
     for name in ("train_file", "dev_file", "model"):
         path = getattr(flags, name)
         if not path or not os.path.exists(path):
