@@ -53,8 +53,9 @@ def find_checkpoint(path):
     """The checkpoint that `path` means: a prefix, or a .safetensors file.
 
     `path` is either of these, one file of a checkpoint, or a directory. Of a
-    directory it is the checkpoint its text file `checkpoint` names, or else
-    bert_model.ckpt, the model.ckpt-N of the highest N, or model.safetensors.
+    directory it is the best checkpoint of a run that kept one, the one that
+    its text file `checkpoint` names, or else bert_model.ckpt, the
+    model.ckpt-N of the highest N, or model.safetensors.
     Raises ValueError with what was looked for and what lies there."""
     path = os.fspath(path)
     if os.path.isdir(path):
@@ -82,6 +83,9 @@ def find_checkpoint(path):
 
 
 def _find_in_directory(directory):
+    best = best_checkpoint(directory)
+    if best and os.path.isfile(os.path.join(directory, "run.json")):
+        return best
     state = _read_state(directory)
     if state:
         newest = os.path.join(directory, state[-1])
@@ -141,13 +145,14 @@ def newest_checkpoint(directory, unlisted=False):
     if not (unlisted and steps):
         return None
     prefix = os.path.join(directory, f"model.ckpt-{steps[-1]}")
-    _log.warning(
-        "%s: the file `checkpoint` names no checkpoint that is there; taking "
-        "%s.",
-        directory,
-        prefix,
-    )
+    told = "%s: the file `checkpoint` names none that is there; taking %s."
+    _log.warning(told, directory, prefix)
     return prefix
+
+
+def best_checkpoint(output_dir):
+    """The prefix of OUTPUT_DIR/best, None where no best was kept."""
+    return newest_checkpoint(os.path.join(output_dir, "best"), unlisted=True)
 
 
 def companion_files(init_checkpoint):
@@ -355,7 +360,8 @@ def load_checkpoint(path, model, what="encoder"):
         raise ValueError(_shape_message(reader, head, wrong[0]))
     wanted = encoder | ({} if wrong else head)
     loaded = [name for name in wanted if name in reader.shapes]
-    fresh = [name for name in encoder | head if name not in loaded]
+    implied = _implied(model, head, loaded)
+    fresh = [n for n in encoder | head if n not in loaded and n not in implied]
     if fresh and what == "all":
         raise ValueError(
             f"{reader.path}: lacks {_shorten(fresh)} of this model. Is it the "
@@ -363,6 +369,8 @@ def load_checkpoint(path, model, what="encoder"):
         )
     for name in loaded:
         wanted[name].assign(reader.read(name))
+    for name, value in implied.items():
+        head[name].assign(value)
     rest = sorted(set(reader.shapes) - set(loaded))
     report = LoadReport(
         reader.path,
@@ -379,6 +387,14 @@ def load_checkpoint(path, model, what="encoder"):
     if missing:
         _log.warning("%s: lacks %s.", reader.path, _shorten(missing))
     return report
+
+
+def _implied(model, head, loaded):
+    """What the variables of the head are that a file with the others lacks."""
+    implied = parts_of(model)[1].implied if head else {}
+    if any(name not in loaded and name not in implied for name in head):
+        return {}
+    return {n: value for n, value in implied.items() if n not in loaded}
 
 
 def _differing(reader, variables):

@@ -38,6 +38,12 @@ TRAINING_FLAGS = (
     "eval_steps",
     "best_metric",
     "early_stopping_patience",
+    "layer_decay",
+    "freeze_layers",
+    "warmup_schedule",
+    "label_smoothing",
+    "class_weights",
+    "crf_rate_multiplier",
 )
 
 SPLIT_FLAGS = {
@@ -634,12 +640,11 @@ def read_json(path):
 
 def _raised_by_us(error):
     """Whether an error was raised by this project's own code."""
-    here = pathlib.Path(__file__).resolve().parent
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
     raiser = pathlib.Path(trace.tb_frame.f_code.co_filename).resolve()
-    return raiser.parent == here
+    return raiser.parent == HERE
 
 
 def guard(main):

@@ -153,6 +153,38 @@ def long_text_rows(ids, room, long_text, stride=None):
     return places.with_values(tf.gather(ids.values, places.values)), owners
 
 
+def in_parts(call, output, dtype, shape, tokens=1 << 15):
+    """A `call` for any number of rows [R, L], such as windows of long texts.
+
+    It reads at most `tokens` positions at a time and gives {output: tensor of
+    `dtype` and `shape`, [R, ...]}."""
+
+    def read(features):
+        """Calls once a part; once at least, with no row if there is none."""
+        total, length = tf.unstack(tf.shape(features["input_ids"]))
+        size = tf.maximum(1, tokens // tf.maximum(1, length))
+        count = tf.maximum(1, (total + size - 1) // size)
+
+        def step(part, found):
+            """Reads one part."""
+            rows = {
+                name: value[part * size : (part + 1) * size]
+                for name, value in features.items()
+            }
+            return part + 1, found.write(part, call(rows)[output])
+
+        found = tf.TensorArray(dtype, count, infer_shape=False)
+        _, found = tf.while_loop(
+            lambda part, _: part < count,
+            step,
+            (0, found),
+            parallel_iterations=1,
+        )
+        return {output: tf.ensure_shape(found.concat(), shape)}
+
+    return read
+
+
 def _operations(path):
     """The names of all operations of a SavedModel, sorted."""
     from tensorflow.core.protobuf import saved_model_pb2

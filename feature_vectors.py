@@ -14,6 +14,7 @@ import numpy as np
 import processors
 import text_files
 
+MATRIX_CELLS = 1 << 26  # cosines that are in memory at once, 256 MB
 POOLINGS = ("none", "cls", "mean", "max")
 
 
@@ -113,23 +114,26 @@ def unit(vectors):
 # ------------------------------------------------------------------ similarity
 
 
-def nearest(left, right, count, same=False, block=1024):
+def nearest(left, right, count, same=False):
     """Yields (indices, cosines) of the `count` best rows of `right`.
 
     Takes unit vectors [N, H] and [M, H]; gives arrays [count], best first,
-    for each row of `left`. With `same` a row is not its own neighbour."""
+    the earlier of equal ones first, for each row of `left`. With `same` a row
+    is not its own neighbour."""
     count = min(count, len(right) - bool(same))
-    for start in range(0, len(left), block):
-        cosines = left[start : start + block] @ right.T
-        for place, row in enumerate(cosines):
-            if same:
-                row[start + place] = -np.inf
-            best = np.argsort(-row, kind="stable")[:count]
-            yield best, row[best]
+    for place, row in enumerate(cosines(left, right)):
+        if same:
+            row[place] = -np.inf
+        found = np.arange(0)
+        if count > 0:  # only those at least as near as the last are sorted
+            found = np.flatnonzero(row >= np.partition(row, -count)[-count])
+        best = found[np.argsort(-row[found], kind="stable")[:count]]
+        yield best, row[best]
 
 
-def cosines(left, right, block=1024):
+def cosines(left, right):
     """Yields the rows [M] of the cosine matrix of unit vectors."""
+    block = max(1, min(1024, MATRIX_CELLS // max(1, len(right))))
     for start in range(0, len(left), block):
         yield from left[start : start + block] @ right.T
 

@@ -23,6 +23,7 @@ import heads
 import input_pipeline
 import modeling
 import runs
+import tasks
 import text_files
 import tokenization
 
@@ -35,9 +36,8 @@ def run(task):
 
     Raises ValueError or OSError for whatever is wrong with flags and files,
     before the long work starts and before a file is written."""
-    common_flags.check_finetuning()
+    tasks.check(task)
     common_flags.warn_of_unused_flags(logging.warning)
-    task.check()
     if FLAGS.num_seeds > 1:
         return _run_seeds(task)
     return Voyage(task, FLAGS.output_dir, FLAGS.seed).run()
@@ -57,8 +57,9 @@ def _run_seeds(task):
     lines = []
     if not all(results.values()):  # a worker that is not the chief
         return results
-    for key in sorted(next(iter(results.values()))):
-        values = [float(result[key]) for result in results.values()]
+    for key in sorted(set().union(*results.values())):
+        # Scores of a type that one seed alone predicted are 0 for the others.
+        values = [float(result.get(key, 0.0)) for result in results.values()]
         lines.append(f"{key} = {statistics.mean(values):.6g}\n")
         lines.append(f"{key}_stdev = {statistics.stdev(values):.6g}\n")
     for seed, result in results.items():
@@ -254,8 +255,10 @@ class Voyage(runs.Run):
             return
         before = self.former.get("flags", {})
         for name in common_flags.TRAINING_FLAGS:
+            if name not in FLAGS:
+                continue
             old = before.get(name, FLAGS[name].default)
-            value = FLAGS[name].value if name in FLAGS else old
+            value = FLAGS[name].value
             if value != old:
                 logging.warning(
                     "--%s is %s now; the run in %s began with %s. To go on "
@@ -404,6 +407,8 @@ class Voyage(runs.Run):
 
         for batch in self._predictor.batches(features()):
             for name, value in batch.items():
+                if name in self.task.unread_outputs:
+                    continue
                 if name in self.task.sequence_outputs:
                     sizes = table.lengths[order[-1]]
                     value = [
@@ -448,7 +453,7 @@ class Voyage(runs.Run):
     def _evaluate(self):
         logging.info("***** Evaluating step %d *****", self.global_step)
         results = {}
-        written = []
+        written, pages = [], []
         for key, examples in self.sets.items():
             if not key.startswith("eval"):
                 continue
@@ -460,9 +465,11 @@ class Voyage(runs.Run):
                 examples, outputs, self.output_dir, suffix
             )
             if FLAGS.report:
-                written.append(self._report(examples, outputs, suffix, found))
+                pages.append((examples, outputs, suffix, found))
         results["global_step"] = self.global_step
         _log_written([self._write_results(results), *written])
+        # The scores are safe by now.
+        _log_written([self._report(*page) for page in pages])
         return results
 
     def _report(self, examples, outputs, suffix, scores):

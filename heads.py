@@ -18,9 +18,13 @@ HEAD_DROPOUT = 0.1
 
 
 class Head(modeling.BertLayer):
-    """A task's head. `original_names` maps attributes to checkpoint names."""
+    """A task's head. `original_names` maps attributes to checkpoint names.
+
+    `implied`: {checkpoint name: value} of variables that a checkpoint with
+    all others of the head may lack."""
 
     original_names = {}
+    implied = {}
 
     def encoder_inputs(self, inputs):
         """Gives what the encoder sees of the rows' token features."""
@@ -101,7 +105,8 @@ class ClassifierHead(Head):
 
     `bias`, float [C], is where the output bias begins, for 0. `unit`, the
     (mean, deviation) of regression's labels, is what the layer counts in, so
-    that labels of any range are as near to its first guesses."""
+    that labels of any range are as near to its first guesses. It is kept in
+    checkpoints; weights from elsewhere, which lack it, count as they are."""
 
     def __init__(
         self,
@@ -119,8 +124,12 @@ class ClassifierHead(Head):
         self.linear("", num_labels, hidden_size)
         if bias is not None:
             self.output_bias.assign(bias)
+        if kind == "regression":
+            self.label_unit = self.variable("label_unit", (2,), trainable=False)
+            self.label_unit.assign(unit)
+            self.original_names["label_unit"] = "label_unit"
+            self.implied = {"label_unit": (0.0, 1.0)}
         self.kind, self.pooling = kind, pooling
-        self._mean, self._deviation = unit
         self._class_weights = class_weights
         self._label_smoothing = label_smoothing
 
@@ -143,7 +152,8 @@ class ClassifierHead(Head):
         pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
         logits = self.logits(pooled)
         if self.kind == "regression":
-            logits = self._mean + self._deviation * logits
+            mean, deviation = tf.unstack(tf.convert_to_tensor(self.label_unit))
+            logits = mean + deviation * logits
             return {"logits": logits, "score": logits[:, 0]}
         if self.kind == "multi_label":
             return {"logits": logits, "probabilities": tf.sigmoid(logits)}
@@ -165,7 +175,7 @@ class ClassifierHead(Head):
         logits = outputs["logits"]
         if self.kind == "regression":
             error = logits[:, 0] - features["label_values"]
-            return tf.square(error / self._deviation)
+            return tf.square(error / self.label_unit[1])
         if self.kind == "multi_label":
             labels = tf.cast(features["label_ids"], tf.float32)
             smooth = self._label_smoothing
@@ -204,6 +214,16 @@ class ChoiceHead(Head):
         super().__init__(name)
         self.linear("", 1, hidden_size)
         self._label_smoothing = label_smoothing
+
+    def encoder_inputs(self, inputs):
+        """Leaves one token of each choice that only fills up, not a row."""
+        mask = inputs.get("input_mask")
+        if mask is None:
+            return inputs
+        filler = ~tf.reduce_any(mask > 0, axis=1, keepdims=True)
+        first = tf.range(tf.shape(mask)[1]) == 0
+        one = tf.cast(filler & first, mask.dtype)
+        return {**inputs, "input_mask": mask + one}
 
     def positions(self, features):
         """Only [CLS] is read, of all B * C choices."""
@@ -314,6 +334,7 @@ class BlankHead(ChoiceHead):
 
     def encoder_inputs(self, inputs):
         """Hides the choice, and that it was marked."""
+        inputs = super().encoder_inputs(inputs)
         segments = inputs["segment_ids"]
         mask_id = tf.constant(self._mask_id, inputs["input_ids"].dtype)
         hidden = tf.where(segments > 0, mask_id, inputs["input_ids"])

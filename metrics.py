@@ -202,22 +202,33 @@ def tune_thresholds(labels, probabilities, default=0.5):
     """The threshold of each label with its best F1 on these rows, float [C].
 
     Takes what multi_label_scores takes. A threshold lies midway between two
-    probabilities; labels that no row has keep `default`."""
+    probabilities. Labels keep `default` that no row has, or whose best cut
+    finds hardly more than chance would: the F1 of a label that was not learnt
+    is highest where all rows get it. No cut gives a label to more than twice
+    the rows that have it."""
     labels, probabilities = _pair(labels, probabilities)
+    rows = len(labels)
     thresholds = np.full(labels.shape[1], default, np.float64)
     for column in range(labels.shape[1]):
         truth = labels[:, column].astype(bool)
-        if not truth.any():
+        total = int(truth.sum())
+        if not total:
             continue
         order = np.argsort(-probabilities[:, column], kind="stable")
         ranked = probabilities[order, column].astype(np.float64)
-        count = np.arange(1, len(order) + 1)
-        f1 = 2 * np.cumsum(truth[order]) / (count + truth.sum())
+        count = np.arange(1, rows + 1)
+        right = np.cumsum(truth[order])
+        f1 = 2 * right / (count + total)
         # A cut is only possible where the probability changes.
         following = np.append(ranked[1:], 0.0)
-        f1[(ranked == following) & (count < len(order))] = -1
+        f1[(ranked == following) & (count < rows)] = -1
+        f1[count > 2 * total] = -1
         best = int(np.argmax(f1))
-        thresholds[column] = (ranked[best] + following[best]) / 2
+        # Of `cut` rows drawn by chance: the mean of right ones, the deviation.
+        cut, share = best + 1, total / rows
+        spread = cut * share * (1 - share) * (rows - cut) / max(1, rows - 1)
+        if total == rows or right[best] - cut * share > 2 * np.sqrt(spread):
+            thresholds[column] = (ranked[best] + following[best]) / 2
     return thresholds
 
 

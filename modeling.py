@@ -169,10 +169,14 @@ class BertLayer(keras.layers.Layer):
         super().__init__(name=name, dtype=dtype, autocast=False)
         self.supports_jit = False  # shapes follow the number of real tokens
 
-    def variable(self, name, shape, initializer="zeros"):
-        """Adds a trainable float32 variable."""
+    def variable(self, name, shape, initializer="zeros", trainable=True):
+        """Adds a float32 variable."""
         return self.add_weight(
-            name=name, shape=shape, initializer=initializer, dtype="float32"
+            name=name,
+            shape=shape,
+            initializer=initializer,
+            dtype="float32",
+            trainable=trainable,
         )
 
     def build(self, input_shape=None):

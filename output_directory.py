@@ -50,12 +50,6 @@ class _Damaged(Exception):
     """A state to resume from that cannot be read."""
 
 
-def best_checkpoint(output_dir):
-    """The prefix of OUTPUT_DIR/best, None where no best was kept."""
-    best = os.path.join(output_dir, "best")
-    return checkpoints.newest_checkpoint(best, unlisted=True)
-
-
 class RunDirectory:
     """The checkpoints of a run: for others, to resume, and the best.
 
@@ -226,7 +220,7 @@ class RunDirectory:
 
     def best_checkpoint(self):
         """The prefix of the best checkpoint, None without one."""
-        return best_checkpoint(self.path)
+        return checkpoints.best_checkpoint(self.path)
 
     def best_metrics(self):
         """The metrics of the best checkpoint by name, {} without one."""

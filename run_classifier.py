@@ -56,7 +56,6 @@ RECALLED_FLAGS = (
     "max_seq_length",
     "threshold",
 )
-AS_IT_IS = (0.0, 1.0)  # the mean and the deviation that change nothing
 THRESHOLDS = "thresholds.json"
 # What --best_metric may name, higher is better but for the losses.
 METRICS = {
@@ -140,12 +139,17 @@ class ClassifierTask(tasks.Task):
         self.kind = self.processor.output_mode
         self.name = f"classifier/{self.processor.name}"
         self.best_metric = f"eval_{self.processor.metric_names[0]}"
+        names = METRICS.get(self.kind)
+        if names is None:
+            names = [f"eval_{name}" for name in self.processor.metric_names]
+            names = dict.fromkeys(["eval_accuracy", *names])
+        self.metric_names = (*names, "eval_loss")
         self.labels = None
         self.is_pair = self.processor.is_pair
         self._thresholds = None  # float [C] once tuned
         self._label_counts = None  # of the training set
         self._bias = None  # where that of the head begins
-        self._unit = None  # mean and deviation of regression's labels
+        self._unit = (0.0, 1.0)  # mean and deviation of regression's labels
 
     def check(self):
         """Raises ValueError for flags that cannot work."""
@@ -158,7 +162,6 @@ class ClassifierTask(tasks.Task):
             )
         self._check_files()
         self._check_kind()
-        self._check_metric()
         if FLAGS.long_text == "windows":
             room = FLAGS.max_seq_length - 2
             if FLAGS.doc_stride is not None and FLAGS.doc_stride > room:
@@ -215,9 +218,7 @@ class ClassifierTask(tasks.Task):
                     f"--threshold={FLAGS.threshold} is neither 'tuned' nor a "
                     "number between 0 and 1."
                 )
-        elif not FLAGS.do_eval and not os.path.exists(
-            os.path.join(FLAGS.output_dir, THRESHOLDS)
-        ):
+        elif not FLAGS.do_eval and not self._thresholds_file():
             raise ValueError(
                 "--threshold=tuned needs --do_eval, now or in an earlier run "
                 "into this --output_dir."
@@ -237,37 +238,20 @@ class ClassifierTask(tasks.Task):
             )
         return numbers
 
-    def _check_metric(self):
-        names = METRICS.get(self.kind)
-        if names is None:
-            names = [f"eval_{name}" for name in self.processor.metric_names]
-            names = dict.fromkeys(["eval_accuracy", *names])
-        names = [*names, "eval_loss"]
-        metric = FLAGS.best_metric
-        if metric is not None and metric.removesuffix("_mm") not in names:
-            raise ValueError(
-                f"--best_metric={metric} is not one of this task's: "
-                f"{', '.join(names)}."
-            )
-
     def describe(self):
-        """Labels in order or their unit, kind, pairs or not, pooling."""
-        found = {
+        """Labels in order, kind, pairs or not, and how texts are read."""
+        return {
             "labels": self.labels,
             "kind": self.kind,
             "is_pair": self.is_pair,
             "pooling": FLAGS.pooling,
         }
-        if self._unit not in (None, AS_IT_IS):
-            found["label_unit"] = self._unit
-        return found
 
     def restore(self, description):
         """Takes the labels in the order of the trained head."""
         self.labels = description["labels"]
         self._check_recalled(description["kind"])
         self.is_pair = description["is_pair"]
-        self._unit = description.get("label_unit", AS_IT_IS)
         if self.labels:
             self.processor.options["labels"] = list(self.labels)
 
@@ -319,7 +303,7 @@ class ClassifierTask(tasks.Task):
         bias cannot in so few small steps; the pooled output would instead
         become the same for all texts, and hardly recovers. So the bias begins
         at the log-odds of the share. An own regression's labels are counted
-        in deviations from their mean, unless a trained head has its unit."""
+        in deviations from their mean, unless the head is loaded."""
         import numpy as np
 
         values = np.array(self._values(examples))
@@ -331,7 +315,7 @@ class ClassifierTask(tasks.Task):
             smooth = FLAGS.label_smoothing
             share = share * (1 - smooth) + 0.5 * smooth
             self._bias = np.log(share / (1 - share))
-        elif self.processor.any_range and self._unit is None:
+        elif self.processor.any_range:
             self._unit = (float(values.mean()), float(values.std()) or 1.0)
 
     def featurize(self, example):
@@ -387,7 +371,7 @@ class ClassifierTask(tasks.Task):
             self._class_weights(),
             FLAGS.label_smoothing,
             self._bias,
-            self._unit or AS_IT_IS,
+            self._unit,
         )
 
     def _class_weights(self):
@@ -429,7 +413,7 @@ class ClassifierTask(tasks.Task):
 
         logits = self._by_example(examples, outputs)
         labels = self._values(examples)
-        if self.kind == "multi_label" and FLAGS.threshold == "tuned":
+        if self._tunes():
             self._thresholds = metrics.tune_thresholds(
                 labels, metrics.probabilities(self.kind, logits)
             ).tolist()
@@ -445,14 +429,33 @@ class ClassifierTask(tasks.Task):
         scores["loss"] = metrics.mean_of_batch_means(losses, batch_size)
         return scores
 
+    def _tunes(self):
+        """Whether a set that is scored sets the thresholds.
+
+        The first one does, and that of a training; later sets are scored by
+        what was found then."""
+        if self.kind != "multi_label" or FLAGS.threshold != "tuned":
+            return False
+        return FLAGS.do_train or not self._thresholds_file()
+
+    def _thresholds_file(self):
+        """The thresholds of an earlier run, or of --init_checkpoint's."""
+        places = [self.directory or FLAGS.output_dir]
+        if FLAGS.init_checkpoint and not FLAGS.do_train:
+            model = os.path.abspath(FLAGS.init_checkpoint)
+            model = model if os.path.isdir(model) else os.path.dirname(model)
+            places += [model, os.path.dirname(model)]  # of its best/
+        paths = [os.path.join(place, THRESHOLDS) for place in places]
+        return next(filter(os.path.exists, paths), None)
+
     def thresholds(self):
         """The probability from which each label is given, list [C].
 
-        Tuned in this run, or else in an earlier one into the same directory
-        unless --threshold says otherwise."""
-        path = os.path.join(self.directory, THRESHOLDS)
+        Tuned in this run, or else in the one that trained the model, unless
+        --threshold says otherwise."""
+        path = self._thresholds_file()
         fixed = common_flags.given("threshold") not in (None, "tuned")
-        if self._thresholds is None and not fixed and os.path.exists(path):
+        if self._thresholds is None and not fixed and path:
             found = common_flags.read_json(path)
             if list(found) != self.labels:
                 raise ValueError(
@@ -544,11 +547,13 @@ class ClassifierTask(tasks.Task):
         rows, owners = exporting.long_text_rows(
             ids[0], length - 2, FLAGS.long_text, FLAGS.doc_stride
         )
-        outputs = call(tokenizer.pack(rows, max_seq_length=length))
+        features = tokenizer.pack(rows, max_seq_length=length)
         if FLAGS.long_text != "windows":
-            return self.serving_outputs(outputs)
+            return self.serving_outputs(call(features))
+        shape = [None, max(1, len(self.labels))]
+        read = exporting.in_parts(call, "logits", tf.float32, shape)
         logits = tf.math.unsorted_segment_mean(
-            outputs["logits"], owners, tf.size(ids[0].row_starts())
+            read(features)["logits"], owners, tf.size(ids[0].row_starts())
         )
         squash = tf.sigmoid if self.kind == "multi_label" else tf.nn.softmax
         return self.serving_outputs(
@@ -582,10 +587,7 @@ class ClassifierTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
-    common_flags.recall(FLAGS.output_dir, ClassifierTask.name, RECALLED_FLAGS)
-    task = ClassifierTask()
-    common_flags.check_finetuning()
-    task.check()
+    task = tasks.prepare(ClassifierTask, RECALLED_FLAGS)
     import finetuning
 
     finetuning.run(task)

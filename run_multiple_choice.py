@@ -263,10 +263,7 @@ class ChoiceTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
-    common_flags.check_finetuning()
-    common_flags.recall(FLAGS.output_dir, ChoiceTask.name, ("max_seq_length",))
-    task = ChoiceTask()
-    task.check()
+    task = tasks.prepare(ChoiceTask, ("max_seq_length",))
     import finetuning
 
     finetuning.run(task)

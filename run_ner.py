@@ -118,7 +118,21 @@ class LabellingTask(tasks.Task):
     """One tag for each word of a sentence."""
 
     name = "ner"
-    sequence_outputs = ("logits", "tag_ids")
+    sequence_outputs = ("tag_ids",)
+    unread_outputs = ("logits",)
+    metric_names = tuple(
+        f"eval_{name}"
+        for name in (
+            "f1",
+            "precision",
+            "recall",
+            "accuracy",
+            "loss",
+            "f1_*",
+            "precision_*",
+            "recall_*",
+        )
+    )
     rowless_examples = True
 
     def __init__(self):
@@ -378,7 +392,9 @@ class LabellingTask(tasks.Task):
             spans = metrics.span_scores(gold, found)
             kinds = [k[8:] for k in spans if k.startswith("eval_f1_")]
             values = [spans[f"eval_f1_{kind}"] for kind in kinds]
-            parts.append(reports.bars("F1 by type", kinds, values, ylabel="F1"))
+            if kinds:
+                bars = reports.bars("F1 by type", kinds, values, ylabel="F1")
+                parts.append(bars)
         names = sorted({self._kind(t) for tags in gold + found for t in tags})
         number = {name: index for index, name in enumerate(names)}
         pairs = [
@@ -424,11 +440,13 @@ class LabellingTask(tasks.Task):
         """`words`, `starts`, `ends`, `tags` [B, W], filled with "" and -1."""
         import tensorflow as tf
 
+        import exporting
         import labelling_ops
 
         words = labelling_ops.find_words(texts["text"], tokenizer, self.unit)
+        read = exporting.in_parts(call, "tag_ids", tf.int32, [None, None])
         tags = labelling_ops.tag_words(
-            words, tokenizer, call, FLAGS.max_seq_length, FLAGS.doc_stride
+            words, tokenizer, read, FLAGS.max_seq_length, FLAGS.doc_stride
         )
         writer = labelling_ops.TagWriter(self.labels, self.scheme)
 
@@ -461,10 +479,7 @@ class LabellingTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
-    common_flags.check_finetuning()
-    common_flags.recall(FLAGS.output_dir, LabellingTask.name, RECALLED)
-    task = LabellingTask()
-    task.check()
+    task = tasks.prepare(LabellingTask, RECALLED)
     import finetuning
 
     finetuning.run(task)

@@ -33,8 +33,16 @@ SHUFFLE_SEED = 12345  # the original's, for the order of its training rows
 ALL_MESSAGES = 1 << 62
 # What a trained model cannot do without: kept in run.json.
 MODEL_FLAGS = ("no_answer_head", "passage_first", "attention_window")
-# How passages are cut: as in training unless the flag is given.
-RECALLED = ("max_seq_length", "max_query_length", "doc_stride", "long_text")
+# How passages are cut and answers are chosen, unless the flag is given.
+RECALLED = (
+    "max_seq_length",
+    "max_query_length",
+    "doc_stride",
+    "long_text",
+    "max_answer_length",
+    "n_best_size",
+    "null_score_diff_threshold",
+)
 
 
 def define_flags():
@@ -140,6 +148,17 @@ class SquadTask(tasks.Task):
 
     name = "squad"
     best_metric = "eval_f1"
+    metric_names = (
+        "eval_f1",
+        "eval_exact",
+        "eval_exact_match",
+        "eval_HasAns_*",
+        "eval_NoAns_*",
+        "eval_best_exact",
+        "eval_best_f1",
+        "eval_rouge_l",
+        "eval_bleu_4",
+    )
     sequence_outputs = ("start_logits", "end_logits")
     rowless_examples = True
     record_names = {"train": "train", "eval": "eval", "predict": "eval"}
@@ -469,10 +488,7 @@ class SquadTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
-    common_flags.recall(FLAGS.output_dir, SquadTask.name, RECALLED)
-    task = SquadTask()
-    common_flags.check_phases("do_train", "do_eval", "do_predict", "do_export")
-    task.check()
+    task = tasks.prepare(SquadTask, RECALLED)
     import finetuning
 
     finetuning.run(task)

@@ -19,7 +19,6 @@ import checkpoints
 import common_flags
 import distribution
 import optimization
-import output_directory
 import tasks
 import tokenization
 import training
@@ -128,7 +127,7 @@ class Run(abc.ABC):
             FLAGS.eval_steps
             or FLAGS.early_stopping_patience
             or FLAGS.best_metric
-            or (FLAGS.do_eval and output_directory.best_checkpoint(output_dir))
+            or (FLAGS.do_eval and checkpoints.best_checkpoint(output_dir))
         )
 
     def run(self):
@@ -276,7 +275,7 @@ class Run(abc.ABC):
         """Loads the best or newest checkpoint of the output directory.
 
         Gives its prefix, or None where there is none."""
-        prefix = output_directory.best_checkpoint(
+        prefix = checkpoints.best_checkpoint(
             self.output_dir
         ) or checkpoints.newest_checkpoint(
             self.output_dir, unlisted=self.former is not None

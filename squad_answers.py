@@ -345,7 +345,6 @@ class _Chooser:
         self.entries = []
         self.best = None  # the best entry that is not empty
         self.odds = None
-        self._slices = {}
 
     def choose(self, numbers, null_logits):
         """Fills `entries`, `best` and `odds` from the windows `numbers`."""

@@ -4,8 +4,10 @@ A script such as run_classifier.py is its flags and one subclass of `Task`.
 """
 
 import abc
+import fnmatch
 from typing import NamedTuple
 
+import common_flags
 import records
 
 
@@ -33,6 +35,33 @@ def token_features(max_seq_length):
     ]
 
 
+def check(task):
+    """Raises ValueError for flags that cannot work. No file is read."""
+    common_flags.check_finetuning()
+    task.check()
+    metric = common_flags.given("best_metric")
+    names = task.metric_names
+    if metric and not any(
+        fnmatch.fnmatchcase(metric.removesuffix("_mm"), name) for name in names
+    ):
+        raise ValueError(
+            f"--best_metric={metric} is not one of this task's: "
+            f"{', '.join(names)}."
+        )
+
+
+def prepare(task_class, recalled):
+    """Gives the task of a script, its flags recalled and checked.
+
+    `recalled` names the flags that an earlier run settles; see
+    common_flags.recall. A script imports TensorFlow only after this."""
+    output_dir = common_flags.FLAGS.output_dir
+    common_flags.recall(output_dir, task_class.name, recalled)
+    task = task_class()
+    check(task)
+    return task
+
+
 class Task(abc.ABC):
     """Examples, features, head, scores and files of one kind of task.
 
@@ -44,7 +73,9 @@ class Task(abc.ABC):
 
     name = "task"
     best_metric = "eval_accuracy"
+    metric_names = ("eval_accuracy", "eval_loss")  # also "eval_f1_*"
     sequence_outputs = ()  # outputs that have the token axis
+    unread_outputs = ()  # outputs that neither scores nor files need
     group = 1  # token sequences in one row
     text_shapes = {}  # of those text_inputs that are not [B]
     learning_rate_multipliers = ()  # (regex on variable.path, factor) pairs

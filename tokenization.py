@@ -666,10 +666,8 @@ class FullTokenizer:
         words = self.basic_tokenizer.words(unit)
         if len(words) == 1:
             return memo[words[0]]
-        found = ()
-        for word in words:
-            found += memo[word]
-        return found
+        parts = map(memo.__getitem__, words)
+        return tuple(itertools.chain.from_iterable(parts))
 
     def _place_unit(self, unit):
         """The tokens of a unit as (token, start, end) within the unit."""

@@ -303,6 +303,7 @@ class Trainer:
         if not self.run_eagerly:
             self._run = tf.function(self._train_steps)
         self._stop_asked = False
+        self._best_loss = np.inf  # the dev loss of the best step
 
     def _check(self):
         """Raises ValueError for what cannot be trained."""
@@ -431,6 +432,8 @@ class Trainer:
             progress = self.directory.restore(self._workers == 1)
             if progress is None:
                 return Progress(seed=self.seed)
+            best = self.directory.best_metrics()
+            self._best_loss = best.get("eval_loss", self._best_loss)
             if not self.directory.is_resumed:
                 self._recall_best(progress)
             self.optimizer.iterations.assign(progress.global_step)
@@ -594,8 +597,12 @@ class Trainer:
                 f"of this task: {', '.join(sorted(metrics))}."
             )
         value = metrics[self.best_metric]
-        if self._is_better(value, progress.best_value):
+        loss = metrics.get("eval_loss", np.inf)
+        # Scores such as F1 stay the same, at 0 say, while the loss still falls.
+        falls = value == progress.best_value and loss < self._best_loss
+        if falls or self._is_better(value, progress.best_value):
             progress.best_value, progress.best_step = value, step
+            self._best_loss = loss
             progress.evaluations_without_gain = 0
             self.directory.save_best(step, {"global_step": step, **metrics})
             return

@@ -627,6 +627,46 @@ def test_the_table_has_every_name():
         assert len(set(names)) == len(names)
 
 
+def test_a_run_means_its_best_checkpoint(tmp_path):
+    for name in ("model.ckpt-9", "best/model.ckpt-4"):
+        path = tmp_path / f"{name}.index"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert checkpoints.find_checkpoint(tmp_path).endswith("model.ckpt-9")
+    (tmp_path / "run.json").touch()
+    found = checkpoints.find_checkpoint(tmp_path)
+    assert found == str(tmp_path / "best" / "model.ckpt-4")
+
+
+def test_regression_keeps_the_unit_of_its_labels(tmp_path):
+    def model(unit, name="classifier"):
+        encoder = tiny_model()
+        head = heads.ClassifierHead(
+            encoder.config.hidden_size, 1, "regression", unit=unit, name=name
+        )
+        return heads.TaskModel(encoder, head)
+
+    def unit_after(path, **names):
+        other = model((5.0, 6.0))
+        report = checkpoints.load_checkpoint(path, other, **names)
+        assert "label_unit" not in report.fresh or report.fresh == [
+            "output_weights",
+            "output_bias",
+            "label_unit",
+        ]
+        return other.head.label_unit.numpy().tolist()
+
+    path = str(tmp_path / "model.ckpt-1")
+    checkpoints.save_checkpoint(path, model((2.0, 3.0)))
+    assert unit_after(path) == unit_after(path, what="all") == [2, 3]
+    assert unit_after(PREFIX) == [5, 6]  # the head is new: the unit is
+    reader = checkpoints.CheckpointReader(path)
+    elsewhere = str(tmp_path / "elsewhere")
+    values = {n: reader.read(n) for n in reader.shapes if n != "label_unit"}
+    checkpoints.write_variables(elsewhere, values)
+    assert unit_after(elsewhere) == unit_after(elsewhere, what="all") == [0, 1]
+
+
 def test_the_newest_checkpoint_of_an_output_directory(tmp_path, caplog):
     assert checkpoints.newest_checkpoint(tmp_path / "nowhere") is None
     assert checkpoints.newest_checkpoint(tmp_path) is None
@@ -640,7 +680,7 @@ def test_the_newest_checkpoint_of_an_output_directory(tmp_path, caplog):
     for damaged in ("", "garbage", 'model_checkpoint_path: "model.ckpt-9"\n'):
         state.write_text(damaged)
         assert checkpoints.newest_checkpoint(tmp_path, True) == newest
-        assert "names no checkpoint that is there" in caplog.text
+        assert "names none that is there" in caplog.text
         caplog.clear()
     state.unlink()
     assert checkpoints.newest_checkpoint(tmp_path, True) == newest

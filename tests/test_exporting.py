@@ -298,6 +298,25 @@ def test_long_text_rows_equal_the_parts_of_python(long_text, stride):
     assert parts.to_list() == [] and owners.shape == [0]
 
 
+@pytest.mark.parametrize("rows", [0, 1, 5, 8])
+def test_windows_are_read_in_parts(rows):
+    import tensorflow as tf
+
+    import exporting
+
+    sizes = []
+
+    def call(features):
+        tf.py_function(lambda ids: sizes.append(len(ids)), [features["x"]], [])
+        return {"sums": tf.reduce_sum(features["input_ids"], 1, keepdims=True)}
+
+    ids = tf.reshape(tf.range(rows * 3), [rows, 3])
+    read = exporting.in_parts(call, "sums", tf.int32, [None, 1], tokens=9)
+    found = tf.function(read)({"input_ids": ids, "x": ids})["sums"]
+    assert found.numpy().tolist() == [[9 * row + 3] for row in range(rows)]
+    assert sum(sizes) == rows and max(sizes, default=0) <= 3
+
+
 def test_an_older_export_is_replaced_whole(tmp_path, monkeypatch):
     import tensorflow as tf
 

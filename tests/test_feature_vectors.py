@@ -99,13 +99,14 @@ def test_pooling():
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_nearest_rows(same):
+def test_nearest_rows(same, monkeypatch):
+    monkeypatch.setattr(feature_vectors, "MATRIX_CELLS", 20)
     draw = np.random.default_rng(1)
     left = feature_vectors.unit(draw.normal(size=(9, 4)))
     right = left if same else feature_vectors.unit(draw.normal(size=(6, 4)))
-    matrix = np.array(list(feature_vectors.cosines(left, right, block=2)))
+    matrix = np.array(list(feature_vectors.cosines(left, right)))
     np.testing.assert_allclose(matrix, left @ right.T)
-    found = list(feature_vectors.nearest(left, right, 3, same, block=4))
+    found = list(feature_vectors.nearest(left, right, 3, same))
     assert len(found) == 9
     for row, (best, cosines) in enumerate(found):
         wanted = matrix[row].copy()

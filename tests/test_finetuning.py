@@ -383,7 +383,7 @@ def test_lost_files_of_an_output_directory(unbroken, tmp_path):
     for directory in (lost_list, empty_list, left_over):
         assert read_table(directory / "test_results.tsv") == expected
     for number in (1, 2):
-        assert any("names no checkpoint" in x for x in runs[number].log)
+        assert any("names none that is" in x for x in runs[number].log)
     assert "There is no model:" in runs[3].stderr
     assert not (no_checkpoint / "saved_model").exists()
     assert not list((left_over / "saved_model").iterdir())

@@ -104,6 +104,23 @@ def test_tuned_thresholds_are_the_best_there_are():
         assert f1(column, thresholds[column]) == pytest.approx(best)
 
 
+def test_labels_that_were_not_learnt_keep_their_threshold():
+    """Their F1 is highest where every row gets the label."""
+    rng = np.random.RandomState(3)
+    labels = (rng.rand(2000, 6) < [0.3, 0.05, 0.02, 0.02, 0.01, 0.01]) * 1
+    chances = np.tile(labels.mean(axis=0), (2000, 1)) + 0.01 * rng.rand(2000, 6)
+    chances[:, :2] += 0.4 * labels[:, :2] + 0.2 * rng.rand(2000, 2)
+    thresholds = metrics.tune_thresholds(labels, chances)
+    assert (thresholds[:2] != 0.5).all()
+    tuned, plain = (
+        metrics.multi_label_scores(labels, chances, value)["eval_micro_f1"]
+        for value in (thresholds, 0.5)
+    )
+    assert tuned > max(plain, 0.85)
+    given = (chances >= thresholds).sum(axis=0)
+    assert (given <= 2 * labels.sum(axis=0)).all()
+
+
 def test_spans_by_hand():
     labels = ["B-PER I-PER O B-LOC".split(), "O B-PER".split()]
     guesses = ["B-PER I-PER O B-PER".split(), "B-LOC B-PER".split()]

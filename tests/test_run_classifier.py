@@ -500,6 +500,20 @@ def trained(tmp_path_factory):
         ]
         for name, flags in later.items()
     ]
+    again += [
+        # The model of an earlier run, in another directory.
+        [
+            "--task_name=tsv",
+            f"--data_dir={top}/{name}",
+            f"--init_checkpoint={top}/out/{name}",
+            f"--output_dir={top}/out/elsewhere-{name}",
+            *flags,
+        ]
+        for name, flags in (
+            ("many", ["--do_eval", "--do_predict"]),
+            ("thousands", ["--do_predict"]),
+        )
+    ]
     seeds = [
         *kinds_of_seeds(top),
         f"--output_dir={top}/out/seeds",
@@ -602,6 +616,31 @@ def test_later_predictions_need_no_flags_of_the_model(name, trained):
     np.testing.assert_allclose(again, np.array(before, float), atol=1e-5)
 
 
+def test_thresholds_and_units_go_with_the_model(trained):
+    top = trained[0]
+    first, second = (
+        read_table(top / f"{place}thousands" / "test_results.tsv")
+        for place in ("", "elsewhere-")
+    )
+    np.testing.assert_allclose(first, second, atol=1e-2)
+    for name in ("test_labels.tsv", "thresholds.json"):
+        there = (top / "elsewhere-many" / name).read_text()
+        assert there == (top / "many" / name).read_text()
+
+
+def test_later_sets_do_not_tune_thresholds(tmp_path):
+    """Scores of a test set must not be those of thresholds fitted to it."""
+    many = write_set(tmp_path / "many", ("x,y", "", "z", "x"))
+    other = write_set(tmp_path / "other", ("z", "x,y", "y", ""))
+    flags = [*TINY, "--task_name=tsv", "--multi_label", "--threshold=tuned"]
+    out = tmp_path / "out"
+    common = [*flags, f"--output_dir={out}", "--do_eval"]
+    succeed([[*common, f"--data_dir={many}", "--do_train"]], tmp_path)
+    first = (out / "thresholds.json").read_text()
+    succeed([[*common, f"--data_dir={other}"]], tmp_path)
+    assert (out / "thresholds.json").read_text() == first
+
+
 def test_numbers_of_any_range(trained):
     directory = trained[0] / "numbers"
     assert len(read_table(directory / "test_results.tsv")) == 7
@@ -617,16 +656,16 @@ def test_numbers_are_learnt_in_their_own_unit(trained):
         for name in ("numbers", "thousands")
     )
     np.testing.assert_allclose(large, 1000 * small, rtol=1e-3, atol=1e-2)
-    description = json.loads((trained[0] / "thousands/run.json").read_text())
+    reader = checkpoints.CheckpointReader(trained[0] / "thousands")
     labels = np.resize([-3500, 0, 12000], 16)
     np.testing.assert_allclose(
-        description["description"]["label_unit"], (labels.mean(), labels.std())
+        reader.read("label_unit"), (labels.mean(), labels.std()), rtol=1e-6
     )
 
 
 def test_sigmoids_begin_at_the_shares_of_their_labels(trained):
-    path = checkpoints.find_checkpoint(trained[0] / "shares")
-    bias = checkpoints.CheckpointReader(path).read("output_bias")
+    reader = checkpoints.CheckpointReader(trained[0] / "shares")
+    bias = reader.read("output_bias")
     counts = np.array([8, 4, 4])  # of x, y and z in 16 rows
     share = (counts + 0.5) / 17
     np.testing.assert_allclose(bias, np.log(share / (1 - share)), atol=1e-6)

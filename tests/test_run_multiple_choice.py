@@ -325,6 +325,20 @@ def test_batches_of_choices_have_three_axes(task_of, tmp_path):
     assert real[7].tolist() == [True, True, False, False]
 
 
+def test_choices_that_fill_up_cost_one_token(task_of, tmp_path):
+    """Without a token they would be computed at full length."""
+    import heads
+
+    mask = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0]], np.int32)
+    inputs = {"input_ids": mask * 7, "input_mask": mask}
+    seen = heads.ChoiceHead(4).encoder_inputs(inputs)
+    assert seen["input_mask"].numpy().tolist() == [
+        [1, 1, 0],
+        [1, 0, 0],
+        [1, 0, 0],
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "count", "choices"),
     [

@@ -663,6 +663,52 @@ def test_flags_that_cannot_work_are_refused(task_of, flags, told):
         task_of(*flags).check()
 
 
+def test_report_without_any_entity(task_of):
+    task = task_of()
+    task.scheme, task.labels = "IOB2", ["O", "B-X", "I-X"]
+    windows = [labelling_data.Window([0] * 4, [0, 1], [1, 2])]
+    sentence = labelling_data.Sentence(["a", "b"], ["O", "O"], "f:1", [1, 2])
+    outputs = {
+        "tag_ids": np.zeros([1, 4], int),
+        "example": np.array([0]),
+        "tokens": np.array([4]),
+    }
+    parts = task.report([run_ner.Example(sentence, windows)], outputs)
+    assert not any("F1 by type" in part for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("script_name", "wrong", "right"),
+    [
+        ("run_ner.py", "f1", "eval_f1_*"),
+        ("run_squad.py", "eval_loss", "eval_HasAns_*"),
+        ("run_multiple_choice.py", "eval_f1", "eval_accuracy"),
+        ("run_classifier.py", "accuracy", "eval_accuracy"),
+    ],
+)
+def test_a_wrong_best_metric_is_refused_at_once(
+    script_name, wrong, right, tmp_path
+):
+    task = ["--task_name=cola"] if script_name == "run_classifier.py" else []
+    file = write(tmp_path / "rows", "")
+    dev = "predict_file" if script_name == "run_squad.py" else "dev_file"
+    files = [f"--train_file={file}", f"--{dev}={file}"]
+    result = run_script(
+        script_name,
+        *TINY,
+        *task,
+        *files,
+        f"--output_dir={tmp_path}/out",
+        "--do_train",
+        "--do_eval",
+        f"--best_metric={wrong}",
+        check=False,
+    )
+    assert result.returncode == 1
+    assert f"--best_metric={wrong} is not one of" in result.stderr
+    assert right in result.stderr
+
+
 def test_missing_files_are_named(task_of, tmp_path):
     with pytest.raises(ValueError, match="--train_file"):
         task_of().examples("train")

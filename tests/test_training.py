@@ -720,6 +720,30 @@ def test_patience_counts_evaluations(one_device, tmp_path, log):
     assert any("stopped early: nothing to train" in line for line in log)
 
 
+def test_of_equal_scores_that_with_the_lower_loss_is_best(one_device, tmp_path):
+    """While F1 is still 0, a falling loss is a gain."""
+    given = iter([(0, 0.9), (0, 0.7), (0, 0.8), (0, 0.6), (0, 0.6), (0.1, 0.9)])
+
+    def evaluate():
+        value, loss = next(given)
+        return {"eval_f1": value, "eval_loss": loss}
+
+    options = {
+        "eval_steps": 2,
+        "best_metric": "eval_f1",
+        "early_stopping_patience": 2,
+        "planned_steps": 20,
+    }
+    train_with(one_device, tmp_path, evaluate, num_train_steps=6, **options)
+    best = tmp_path / "best" / "metrics.json"
+    assert json.loads(best.read_text())["global_step"] == 4
+    _, result = train_with(
+        one_device, tmp_path, evaluate, num_train_steps=12, **options
+    )
+    assert result.global_step == 12 and not result.stopped_early
+    assert result.best_value == 0.1
+
+
 def test_patience_survives_an_interruption(one_device, tmp_path):
     options = {
         "eval_steps": 2,
