@@ -7,6 +7,7 @@ HellaSwag, RACE and the CSV form of SWAG follow their publishers'
 descriptions. Labels may be missing (test sets). What is wrong with a row is a
 ValueError with file and line."""
 
+import dataclasses
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from text_files import (
 IDIOM_MARK = "#idiom#"
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class ChoiceExample:
     """One question: a context and two or more endings, one of them right.
 
@@ -32,33 +34,13 @@ class ChoiceExample:
     `label` is the number of the right ending from 0, or None. `cut` is the
     end of a context that may be lost: 'tail' or 'head'."""
 
-    __slots__ = (
-        "guid",
-        "context",
-        "question",
-        "endings",
-        "label",
-        "source",
-        "cut",
-    )
-
-    def __init__(
-        self,
-        guid,
-        context,
-        endings,
-        label=None,
-        question="",
-        source=None,
-        cut="tail",
-    ):
-        self.guid = guid
-        self.context = context
-        self.question = question
-        self.endings = endings
-        self.label = label
-        self.source = source
-        self.cut = cut
+    guid: str
+    context: str
+    endings: list
+    label: int | None = None
+    question: str = ""
+    source: str | None = None
+    cut: str = "tail"
 
 
 def is_cloze(example):

@@ -7,6 +7,7 @@ names in its header, or, without one, by its number of columns. Whatever is
 wrong with a row is a ValueError that starts with `file:line: ` and ends with
 the remedy. Test sets need no labels."""
 
+import dataclasses
 import logging
 import math
 import os
@@ -27,20 +28,18 @@ LARGEST = 1e18  # of a label of regression: float32 holds its square
 SPLITS = ("train", "dev", "test")
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class InputExample:
     """One row: guid, text_a, text_b, label and where it was read.
 
     `label` is a str, a float (regression), a tuple of str (multi-label) or
     None (not known); `source` is 'file:line' or None."""
 
-    __slots__ = ("guid", "text_a", "text_b", "label", "source")
-
-    def __init__(self, guid, text_a, text_b=None, label=None, source=None):
-        self.guid = guid
-        self.text_a = text_a
-        self.text_b = text_b
-        self.label = label
-        self.source = source
+    guid: str
+    text_a: str
+    text_b: str | None = None
+    label: object = None
+    source: str | None = None
 
 
 class Columns(NamedTuple):

@@ -14,14 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import modeling
+from common_flags import STRATEGIES
 
-STRATEGIES = (
-    "auto",
-    "one_device",
-    "mirrored",
-    "multi_worker_mirrored",
-    "tpu",
-)
 MOST_CONSTANTS = 32_000_000  # numbers that Predictor.freeze keeps in a graph
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
@@ -240,16 +234,6 @@ class Predictor:
                 for name in outputs[0]
             }
 
-    def all(self, batches):
-        """Gives one dict of all batches' outputs, each [rows, ...].
-
-        Where batches differ in length, shorter ones are filled with 0."""
-        collected = {}
-        for outputs in self.batches(batches):
-            for name, value in outputs.items():
-                collected.setdefault(name, []).append(value)
-        return {name: _join(values) for name, values in collected.items()}
-
     def _split(self, features, count):
         """Shares the rows of a batch out to this process's replicas.
 
@@ -312,27 +296,3 @@ class Predictor:
 
 def _narrowed(variable):
     return variable.numpy().astype(tf.bfloat16.as_numpy_dtype)
-
-
-def predict(model, batches, strategy=None, run_eagerly=False):
-    """Gives a model's outputs for all batches as one dict of numpy arrays.
-
-    See `Predictor.all`; keep a Predictor where it is done more than once."""
-    return Predictor(model, strategy, run_eagerly).all(batches)
-
-
-def _join(values):
-    """Concatenates arrays of unequal shapes, filled up with 0."""
-    widest = np.max([value.shape[1:] for value in values], axis=0)
-    padded = [
-        np.pad(
-            value,
-            [(0, 0)]
-            + [
-                (0, int(full - own))
-                for full, own in zip(widest, value.shape[1:], strict=True)
-            ],
-        )
-        for value in values
-    ]
-    return np.concatenate(padded)

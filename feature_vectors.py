@@ -15,7 +15,6 @@ import processors
 import text_files
 
 MATRIX_CELLS = 1 << 26  # cosines that are in memory at once, 256 MB
-POOLINGS = ("none", "cls", "mean", "max")
 
 
 class Window(NamedTuple):

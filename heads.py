@@ -15,6 +15,7 @@ import ops
 
 HEAD_STDDEV = 0.02  # fixed in the original, whatever the config says
 HEAD_DROPOUT = 0.1
+HEAD_PLACE = 1001  # behind those that modeling.Dropout numbers
 
 
 class Head(modeling.BertLayer):
@@ -34,20 +35,29 @@ class Head(modeling.BertLayer):
         """Gives int [B, S], the positions read, the first being 0; or None."""
         return None
 
+    def row_weights(self, features):
+        """Gives float32 [B]: how much the loss of each row counts."""
+        return example_weights(features)
+
+    def example_losses(self, outputs, features):
+        """Gives float32 [B], the loss of each row."""
+        raise ValueError(f"{type(self).__name__} has no loss.")
+
     def loss_weights(self, features):
         """Gives {name: scalar} that the sums of `losses` are divided by."""
-        raise ValueError(f"{type(self).__name__} has no loss.")
+        return {"loss": tf.reduce_sum(self.row_weights(features))}
 
     def losses(self, outputs, features):
         """Gives {name: scalar}, each loss summed over the batch."""
-        raise ValueError(f"{type(self).__name__} has no loss.")
+        losses = self.example_losses(outputs, features)
+        return {"loss": tf.reduce_sum(losses * self.row_weights(features))}
 
-    def linear(self, names, outputs, inputs):
+    def linear(self, names, outputs, inputs, stddev=HEAD_STDDEV):
         """Adds output_weights [outputs, inputs] and output_bias [outputs]."""
         self.output_weights = self.variable(
             "output_weights",
             (outputs, inputs),
-            modeling.truncated_normal(HEAD_STDDEV),
+            modeling.truncated_normal(stddev),
         )
         self.output_bias = self.variable("output_bias", (outputs,))
         self.original_names = {
@@ -83,15 +93,14 @@ def cross_entropy(logits, labels, label_smoothing=0.0):
     return -(1 - label_smoothing) * chosen - label_smoothing * even
 
 
-def dropout(x, rate, seed, place, training):
-    """Dropout of a head, float32 scale included.
-
-    `seed`, int32 [2], and the number `place` fix it; x stays as it is unless
-    `training`."""
-    if not training or not rate:
+def dropout(x, seed, training):
+    """x in float32, in training with HEAD_DROPOUT that `seed` [2] fixes."""
+    x = tf.cast(x, tf.float32)
+    if not training:
         return x
-    mask = ops.keep_mask(tf.shape(x), rate, ops.fold_in(seed, place), x.dtype)
-    return x * mask / (1 - rate)
+    seed = ops.fold_in(seed, HEAD_PLACE)
+    mask = ops.keep_mask(tf.shape(x), HEAD_DROPOUT, seed, x.dtype)
+    return x * mask / (1 - HEAD_DROPOUT)
 
 
 class ClassifierHead(Head):
@@ -141,7 +150,7 @@ class ClassifierHead(Head):
 
     def _pool(self, encoded, features):
         if self.pooling == "cls":
-            return tf.cast(encoded["pooled_output"], tf.float32)
+            return encoded["pooled_output"]
         return pool_tokens(
             encoded["sequence_output"], features["input_mask"], self.pooling
         )
@@ -149,8 +158,7 @@ class ClassifierHead(Head):
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs, gives logits and probabilities."""
         pooled = self._pool(encoded, features)
-        pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
-        logits = self.logits(pooled)
+        logits = self.logits(dropout(pooled, seed, training))
         if self.kind == "regression":
             mean, deviation = tf.unstack(tf.convert_to_tensor(self.label_unit))
             logits = mean + deviation * logits
@@ -159,16 +167,13 @@ class ClassifierHead(Head):
             return {"logits": logits, "probabilities": tf.sigmoid(logits)}
         return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
-    def _row_weights(self, features):
+    def row_weights(self, features):
+        """The real rows, times their class weights."""
         weights = example_weights(features)
         if self._class_weights is None or self.kind != "classification":
             return weights
         table = tf.constant(self._class_weights, tf.float32)
         return weights * tf.gather(table, features["label_ids"])
-
-    def loss_weights(self, features):
-        """Counts the real rows (times their class weights)."""
-        return {"loss": tf.reduce_sum(self._row_weights(features))}
 
     def example_losses(self, outputs, features):
         """Gives float32 [B]: cross-entropy, mean binary one, or square."""
@@ -186,11 +191,6 @@ class ClassifierHead(Head):
         return cross_entropy(
             logits, features["label_ids"], self._label_smoothing
         )
-
-    def losses(self, outputs, features):
-        """Sums the loss over the real rows."""
-        losses = self.example_losses(outputs, features)
-        return {"loss": tf.reduce_sum(losses * self._row_weights(features))}
 
 
 def pool_tokens(sequence, input_mask, pooling):
@@ -231,8 +231,7 @@ class ChoiceHead(Head):
 
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs of B * C rows, scores [B, C]."""
-        pooled = tf.cast(encoded["pooled_output"], tf.float32)
-        pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
+        pooled = dropout(encoded["pooled_output"], seed, training)
         return self._scored(self.logits(pooled), features)
 
     def _scored(self, logits, features):
@@ -242,12 +241,8 @@ class ChoiceHead(Head):
         logits = tf.where(there, logits, ops.MASKED_SCORE)
         return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
-    def loss_weights(self, features):
-        """Counts the questions."""
-        return {"loss": tf.reduce_sum(example_weights(features))}
-
-    def losses(self, outputs, features):
-        """Sums the cross-entropy of the right choices."""
+    def example_losses(self, outputs, features):
+        """Gives float32 [B]: the cross-entropy of the right choices."""
         share = self._label_smoothing
         logits = outputs["logits"]
         losses = (1 - share) * cross_entropy(logits, features["label_ids"])
@@ -256,7 +251,7 @@ class ChoiceHead(Head):
             shown = tf.where(real, tf.nn.log_softmax(logits), 0.0)
             count = tf.reduce_sum(tf.cast(real, tf.float32), axis=1)
             losses -= share * tf.reduce_sum(shown, axis=1) / count
-        return {"loss": tf.reduce_sum(losses * example_weights(features))}
+        return losses
 
 
 def _choices(features):
@@ -354,21 +349,16 @@ class BlankHead(ChoiceHead):
 
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs of B * C rows, scores [B, C]."""
-        rows = {
-            key: _as_rows(features[key]) for key in ("input_ids", "segment_ids")
-        }
-        positions = self.positions(rows)[:, 1:]  # [B * C, S]
-        used = tf.reshape(positions > 0, [-1])
-        if self._padded:
-            slots = tf.range(tf.size(used))
-        else:
-            slots = tf.cast(tf.where(used)[:, 0], tf.int32)
-        pieces = tf.gather(rows["input_ids"], positions, batch_dims=1)
+        positions = encoded["positions"][:, 1:]  # [B * C, S], 0 for none
+        slots = _chosen_slots(positions, self._padded)
+        used = tf.gather(tf.reshape(positions > 0, [-1]), slots)
+        ids = _as_rows(features["input_ids"])
+        pieces = tf.gather(ids, positions, batch_dims=1)
         pieces = tf.gather(tf.reshape(pieces, [-1]), slots)
         x = encoded["selected_output"][:, 1:]
         x = tf.gather(tf.reshape(x, [-1, x.shape[-1]]), slots)
         scores = -cross_entropy(self.masked_lm(x, training=training), pieces)
-        weights = tf.cast(tf.gather(used, slots), tf.float32)
+        weights = tf.cast(used, tf.float32)
         count, size = tf.unstack(tf.shape(positions))
         total, sizes = (
             tf.math.unsorted_segment_sum(values, slots // size, count)
@@ -384,16 +374,12 @@ class NextSentenceHead(Head):
 
     def __init__(self, config, name="next_sentence"):
         super().__init__(name)
-        self.output_weights = self.variable(
-            "output_weights",
-            (2, config.hidden_size),
-            modeling.truncated_normal(config.initializer_range),
+        self.linear(
+            "cls/seq_relationship/",
+            2,
+            config.hidden_size,
+            config.initializer_range,
         )
-        self.output_bias = self.variable("output_bias", (2,))
-        self.original_names = {
-            "output_weights": "cls/seq_relationship/output_weights",
-            "output_bias": "cls/seq_relationship/output_bias",
-        }
 
     def call(self, pooled):
         """Takes [B, H], gives float32 logits [B, 2]."""
@@ -432,18 +418,11 @@ class PretrainingHead(Head):
         positions = tf.cast(features["masked_lm_positions"], tf.int32)
         return tf.concat([tf.zeros_like(positions[:, :1]), positions], axis=1)
 
-    def _slots(self, features):
-        """The flat slots [M] of B * P that hold a prediction."""
-        weights = tf.reshape(features["masked_lm_weights"], [-1])
-        if self._padded:
-            return tf.range(tf.shape(weights)[0])
-        return tf.cast(tf.where(weights > 0)[:, 0], tf.int32)
-
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs at `positions`, gives both logits."""
         selected = encoded["selected_output"][:, 1:]
         size = selected.shape[-1]
-        slots = self._slots(features)
+        slots = _chosen_slots(features["masked_lm_weights"], self._padded)
         rows = tf.gather(tf.reshape(selected, [-1, size]), slots)
         return {
             "masked_lm_logits": self.masked_lm(rows, training=training),
@@ -516,10 +495,6 @@ class SpanHead(Head):
         start, end = tf.unstack(logits, axis=-1)
         return {"start_logits": start, "end_logits": end}
 
-    def loss_weights(self, features):
-        """Counts the rows."""
-        return {"loss": tf.reduce_sum(example_weights(features))}
-
     def example_losses(self, outputs, features):
         """Gives float32 [B]: the mean of the start's and end's entropies."""
         total = 0.0
@@ -527,11 +502,6 @@ class SpanHead(Head):
             labels = tf.reshape(features[f"{side}_positions"], [-1])
             total += cross_entropy(outputs[f"{side}_logits"], labels)
         return total / 2
-
-    def losses(self, outputs, features):
-        """Sums the losses of the real rows."""
-        losses = self.example_losses(outputs, features)
-        return {"loss": tf.reduce_sum(losses * example_weights(features))}
 
 
 class NoAnswerSpanHead(SpanHead):
@@ -557,8 +527,7 @@ class NoAnswerSpanHead(SpanHead):
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs, gives the logits of both."""
         outputs = super().call(encoded, features, training, seed)
-        pooled = tf.cast(encoded["pooled_output"], tf.float32)
-        pooled = dropout(pooled, HEAD_DROPOUT, seed, 1001, training)
+        pooled = dropout(encoded["pooled_output"], seed, training)
         weights = tf.convert_to_tensor(self.null_weights)
         logits = tf.matmul(pooled, weights, transpose_b=True) + self.null_bias
         return outputs | {"null_logits": logits[:, 0]}
@@ -571,6 +540,14 @@ class NoAnswerSpanHead(SpanHead):
             labels=null, logits=outputs["null_logits"]
         )
         return losses + (1 - null) * super().example_losses(outputs, features)
+
+
+def _chosen_slots(weights, padded):
+    """The flat slots [M] of [B, P] weights that are not 0, all if `padded`."""
+    weights = tf.reshape(weights, [-1])
+    if padded:
+        return tf.range(tf.size(weights))
+    return tf.cast(tf.where(weights > 0)[:, 0], tf.int32)
 
 
 def _as_rows(tokens):

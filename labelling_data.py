@@ -10,6 +10,7 @@ Files are CoNLL-style columns (token first, tag last, divided by tabs or
 blanks, sentences by blank lines) or JSON lines. Rows end at \\n or \\r\\n
 only. What is wrong with a row is a ValueError with file and line."""
 
+import dataclasses
 import json
 import logging
 import re
@@ -28,19 +29,17 @@ from text_files import (
 DOCUMENT_MARK = "-DOCSTART-"
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Sentence:
     """Words, their tags (None if there are none) and where they stand.
 
     `rows` are the line numbers of the words, `source` is 'file:line' of the
     first; a JSON sentence has one line for all its words."""
 
-    __slots__ = ("words", "tags", "source", "rows")
-
-    def __init__(self, words, tags, source, rows):
-        self.words = words
-        self.tags = tags
-        self.source = source
-        self.rows = rows
+    words: list
+    tags: list | None
+    source: str
+    rows: list
 
 
 class LabelledFile(NamedTuple):
@@ -270,13 +269,6 @@ LETTERS = {
 }
 _PARTS = re.compile(r"([BIESLUM])-(.+)", re.DOTALL)
 _MISSPELT = re.compile(r"[BIESLUM][_:./|+ ].+|[bieslum][-_].+|[BIESLUM]-|o|0")
-
-
-# Characters that are words of their own, as a range of regular expressions.
-CJK = (
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
-    "\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
-)
 
 
 def tag_parts(tag):

@@ -50,8 +50,7 @@ class TokenHead(heads.Head):
 
     def call(self, encoded, features, training=False, seed=None):
         """Takes the encoder's outputs, gives logits and tags."""
-        x = tf.cast(encoded["sequence_output"], tf.float32)
-        x = heads.dropout(x, heads.HEAD_DROPOUT, seed, 1001, training)
+        x = heads.dropout(encoded["sequence_output"], seed, training)
         outputs = {"logits": self.logits(x)}
         if training:
             return outputs
@@ -59,7 +58,7 @@ class TokenHead(heads.Head):
         tags = self.decode(outputs["logits"], mask, features)
         outputs["tag_ids"] = tf.where(mask, tags, -1)
         if "label_ids" in features:
-            outputs["row_losses"] = self.row_losses(outputs, features)
+            outputs["row_losses"] = self.example_losses(outputs, features)
         return outputs
 
     def mask(self, features):
@@ -81,7 +80,7 @@ class TokenHead(heads.Head):
         """The best tag of each token on its own: int32 [B, L]."""
         return tf.argmax(logits, axis=-1, output_type=tf.int32)
 
-    def row_losses(self, outputs, features):
+    def example_losses(self, outputs, features):
         """float32 [B]: the cross-entropy summed over the words of a row."""
         losses = heads.cross_entropy(
             outputs["logits"], features["label_ids"], self._label_smoothing
@@ -94,11 +93,6 @@ class TokenHead(heads.Head):
         words = tf.cast(self.mask(features), tf.float32)
         words = tf.reduce_sum(words, axis=1)
         return {"loss": tf.reduce_sum(words * heads.example_weights(features))}
-
-    def losses(self, outputs, features):
-        """Sums the loss over the words of the real rows."""
-        losses = self.row_losses(outputs, features)
-        return {"loss": tf.reduce_sum(losses * heads.example_weights(features))}
 
 
 class CrfHead(TokenHead):
@@ -160,7 +154,7 @@ class CrfHead(TokenHead):
         rank = tf.cumsum(tf.cast(mask, tf.int32), axis=1) - 1
         return tf.gather(tags, tf.maximum(rank, 0), batch_dims=1)
 
-    def row_losses(self, outputs, features):
+    def example_losses(self, outputs, features):
         """float32 [B]: minus the log-likelihood of a row's tags."""
         mask = self.mask(features)
         scores, start, counts, places = self._chain(

@@ -29,7 +29,7 @@ _SPACES = np.array(
 )
 _CJK = [
     (ord(first), ord(last))
-    for first, last in re.findall("(.)-(.)", labelling_data.CJK)
+    for first, last in re.findall("(.)-(.)", tokenization.CJK)
 ]
 
 

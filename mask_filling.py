@@ -30,21 +30,10 @@ class MaskedRow(NamedTuple):
 
 def encode(pair, tokenizer, max_seq_length):
     """Gives the MaskedRow of a TextPair; the longer text loses its end."""
-    cls, sep, mask = tokenizer.convert_tokens_to_ids(
-        ["[CLS]", "[SEP]", "[MASK]"]
-    )
-    a = tokenizer.encode(pair.text_a)
-    b = tokenizer.encode(pair.text_b) if pair.text_b else []
-    count = (a + b).count(mask)
-    markers = 3 if b else 2
-    keep_a, keep_b = processors.truncated_lengths(
-        len(a), len(b), max_seq_length - markers
-    )
-    ids = [cls, *a[:keep_a], sep]
-    segments = [0] * len(ids)
-    if b:
-        ids += [*b[:keep_b], sep]
-        segments += [1] * (keep_b + 1)
+    (mask,) = tokenizer.convert_tokens_to_ids(["[MASK]"])
+    texts = pair.text_a, pair.text_b or ""
+    count = sum(tokenizer.encode(text).count(mask) for text in texts)
+    ids, segments = processors.encode_pair(tokenizer, *texts, max_seq_length)
     positions = [place for place, token in enumerate(ids) if token == mask]
     return MaskedRow(pair, ids, segments, positions, count)
 

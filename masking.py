@@ -15,20 +15,17 @@ pieces and 0 for what is never chosen, so that `cumsum(word_pieces == 1)`
 numbers the words and `word_pieces > 0` tells the candidates.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
 
+import tokenization
+
 # What the tokenizer surrounds with blanks: one piece per character.
-_CJK_RUN = re.compile(
-    "([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
-    "\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b820-\U0002ceaf"
-    "\U0002f800-\U0002fa1f]+)"
-)
-
-
+_CJK_RUN = re.compile(f"([{tokenization.CJK}]+)")
 _FOUR_FIFTHS = int(0.8 * 2**53)  # exact: random() counts in 2 ** -53
 
 
@@ -205,6 +202,7 @@ class Draws:
         return items[:count]
 
 
+@dataclasses.dataclass(eq=False)
 class Masker:
     """Chooses the positions to predict and replaces the tokens there.
 
@@ -219,29 +217,23 @@ class Masker:
 
     Raises ValueError for a vocabulary without [MASK], [CLS] or [SEP]."""
 
-    def __init__(
-        self,
-        vocab: dict[str, int],
-        masked_lm_prob: float = 0.15,
-        max_predictions_per_seq: int = 20,
-        whole_word: bool = False,
-        max_ngram: int = 1,
-        draw_per_word: bool = False,
-        original_draws: bool = True,
-    ):
+    vocab: dict[str, int]
+    masked_lm_prob: float = 0.15
+    max_predictions_per_seq: int = 20
+    whole_word: bool = False
+    max_ngram: int = 1
+    draw_per_word: bool = False
+    original_draws: bool = True
+
+    def __post_init__(self):
+        vocab = self.vocab
         absent = [x for x in ("[MASK]", "[CLS]", "[SEP]") if x not in vocab]
         if absent:
             raise ValueError(f"the vocabulary lacks {', '.join(absent)}")
-        self.masked_lm_prob = masked_lm_prob
-        self.max_predictions_per_seq = max_predictions_per_seq
-        self.whole_word = whole_word
-        self.max_ngram = max_ngram
-        self.draw_per_word = draw_per_word
-        self.original_draws = original_draws
         self._mask_id = vocab["[MASK]"]
         self._vocab_ids = list(vocab.values())
         self._is_later = later_pieces(vocab)
-        weights = [1 / n for n in range(1, max_ngram + 1)]
+        weights = [1 / n for n in range(1, self.max_ngram + 1)]
         self._ngram_bounds = [
             bound / sum(weights) for bound in accumulate(weights)
         ]

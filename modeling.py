@@ -573,7 +573,7 @@ class BertModel(keras.Model):
             shape = tf.concat([tf.shape(positions), [hidden]], 0)
             selected = tf.reshape(x, shape)
             first = selected[:, 0]
-            outputs = {"selected_output": selected}
+            outputs = {"selected_output": selected, "positions": positions}
         first = tf.ensure_shape(first, [None, hidden])
         outputs["pooled_output"] = self.pooler(first, training=training)
         return outputs

@@ -28,7 +28,16 @@ _WORD_TABLE = "word_embeddings"
 
 @keras.saving.register_keras_serializable(_PACKAGE)
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate at a global step; see `learning_rate_schedule`."""
+    """The learning rate as a function of the global step.
+
+    The rate rises linearly from 0 at step 0 over `num_warmup_steps`, then
+    decays to 0 at `num_train_steps` (`linear`, `cosine`) or stays
+    (`constant`). As in the original, the decay counts from step 0, not from
+    the end of the warm-up, so the rate drops by a step there;
+    `warmup_schedule='peak'` decays from the full rate instead. After
+    `num_train_steps` the rate is 0, never negative.
+
+    Raises ValueError for an unknown name or a negative number of steps."""
 
     def __init__(
         self,
@@ -89,28 +98,6 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             "schedule": self.schedule,
             "warmup_schedule": self.warmup_schedule,
         }
-
-
-def learning_rate_schedule(
-    init_lr,
-    num_train_steps,
-    num_warmup_steps=0,
-    schedule="linear",
-    warmup_schedule="original",
-):
-    """Gives the learning rate as a function of the global step.
-
-    The rate rises linearly from 0 at step 0 over `num_warmup_steps`, then
-    decays to 0 at `num_train_steps` (`linear`, `cosine`) or stays
-    (`constant`). As in the original, the decay counts from step 0, not from
-    the end of the warm-up, so the rate drops by a step there;
-    `warmup_schedule='peak'` decays from the full rate instead. After
-    `num_train_steps` the rate is 0, never negative.
-
-    Raises ValueError for an unknown name or a negative number of steps."""
-    return WarmupSchedule(
-        init_lr, num_train_steps, num_warmup_steps, schedule, warmup_schedule
-    )
 
 
 # ------------------------------------------------- which variables move, how
@@ -441,7 +428,7 @@ def create_optimizer(
     classes = {"adamw": AdamWeightDecay, "lamb": Lamb}
     _check_choice("optimizer", optimizer, tuple(classes))
     return classes[optimizer](
-        learning_rate_schedule(
+        WarmupSchedule(
             init_lr,
             num_train_steps,
             num_warmup_steps,

@@ -227,15 +227,6 @@ class RunDirectory:
         path = self.path / "best" / "metrics.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def load_best(self):
-        """Loads the best checkpoint into the model; returns its prefix.
-
-        Returns None, with the variables as they are, where there is none."""
-        prefix = self.best_checkpoint()
-        if prefix is not None:
-            self._load(prefix, self._model, None)
-        return prefix
-
 
 @contextlib.contextmanager
 def _quiet():

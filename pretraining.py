@@ -5,6 +5,7 @@ scores, or filled masks. What it leaves in the output directory is a model that
 the fine-tuning scripts take as --init_checkpoint.
 """
 
+import contextlib
 import os
 
 import numpy as np
@@ -289,10 +290,19 @@ class PretrainingRun(runs.Run):
         with self._explaining(self.train_files, self.eval_files):
             self._train_with(trainer, dataset_fn, self._scores)
 
+    @contextlib.contextmanager
     def _explaining(self, *files):
-        """Says which record it was that a pipeline or a graph died of."""
-        opened = [part for part in files if part is not None]
-        return _Explaining(opened, self.spec, self.config)
+        """Turns an error of TensorFlow into that of the record it died of."""
+        try:
+            yield
+        except tf.errors.OpError:
+            opened = [part for part in files if part is not None]
+            for part in opened:
+                if part.error is not None:
+                    raise part.error from None
+            for part in opened:
+                record_pipeline.find_bad_record(part, self.spec, self.config)
+            raise
 
     # ---- scores and answers
 
@@ -335,25 +345,6 @@ class PretrainingRun(runs.Run):
         path = os.path.join(self.output_dir, "predictions.jsonl")
         mask_filling.write(path, answers)
         logging.info("Wrote %s", path)
-
-
-class _Explaining:
-    """A context that turns an error of TensorFlow into the record's own."""
-
-    def __init__(self, opened, spec, config):
-        self._opened, self._spec, self._config = opened, spec, config
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if not isinstance(error, tf.errors.OpError):
-            return
-        for files in self._opened:
-            if files.error is not None:
-                raise files.error from None
-        for files in self._opened:
-            record_pipeline.find_bad_record(files, self._spec, self._config)
 
 
 # ------------------------------------------------------------------ scores

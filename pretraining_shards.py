@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import common_flags
-import records
 import text_files
 from pretraining_data import Corpus, sample_instances
 from pretraining_writer import (
@@ -290,7 +289,7 @@ def _shard_job(tools, job):
     plan, shard, output, progress = job
     summary = write_shard(tools, plan, shard, output)
     note = {"bytes": os.path.getsize(output), **dataclasses.asdict(summary)}
-    with records.AtomicFile(_note(progress, shard)) as file:
+    with text_files.whole_binary(_note(progress, shard)) as file:
         file.write(json.dumps(note).encode())
     return summary
 
@@ -352,7 +351,7 @@ def _open_progress(progress: str, settings: dict):
     for name in os.listdir(progress):
         if name != common_flags.LOCK_FILE:
             os.remove(os.path.join(progress, name))
-    with records.AtomicFile(path) as file:
+    with text_files.whole_binary(path) as file:
         file.write(json.dumps(settings).encode())
 
 
@@ -364,7 +363,7 @@ def _unpacked(path: str, progress: str, number: int) -> tuple[str, str, int]:
     if not os.path.exists(plain):
         try:
             with gzip.open(path, "rb") as source:
-                with records.AtomicFile(plain) as target:
+                with text_files.whole_binary(plain) as target:
                     shutil.copyfileobj(source, target, 1 << 20)
         except text_files.GZIP_ERRORS as error:
             raise text_files.damaged_gzip(path, error) from None

@@ -11,6 +11,7 @@ What the readers accept and refuse is told in classification_data.py; own files
 are read by own_data.py. Formats of which no sample was at hand (LCQMC, QQP,
 QNLI, AX, SNLI) follow their publishers' descriptions."""
 
+import dataclasses
 import logging
 import os
 import re
@@ -59,25 +60,15 @@ class PaddingInputExample:
     """Stands for a row that only fills up the last batch, as on TPU."""
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class InputFeatures:
     """The numbers of one row, padded to one length, as the original's."""
 
-    __slots__ = (
-        "input_ids",
-        "input_mask",
-        "segment_ids",
-        "label_id",
-        "is_real_example",
-    )
-
-    def __init__(
-        self, input_ids, input_mask, segment_ids, label_id, is_real_example=True
-    ):
-        self.input_ids = input_ids
-        self.input_mask = input_mask
-        self.segment_ids = segment_ids
-        self.label_id = label_id
-        self.is_real_example = is_real_example
+    input_ids: list
+    input_mask: list
+    segment_ids: list
+    label_id: object
+    is_real_example: bool = True
 
 
 def truncated_lengths(length_a, length_b, room):

@@ -11,6 +11,7 @@ squad_answers.py. Letters: T pieces of a passage.
 """
 
 import collections
+import dataclasses
 import functools
 
 import numpy as np
@@ -75,36 +76,22 @@ class SquadExample:
         )
 
 
+@dataclasses.dataclass(eq=False)
 class InputFeatures:
     """One window, padded, with the original's attribute names."""
 
-    def __init__(
-        self,
-        unique_id,
-        example_index,
-        doc_span_index,
-        tokens,
-        token_to_orig_map,
-        token_is_max_context,
-        input_ids,
-        input_mask,
-        segment_ids,
-        start_position=None,
-        end_position=None,
-        is_impossible=None,
-    ):
-        self.unique_id = unique_id
-        self.example_index = example_index
-        self.doc_span_index = doc_span_index
-        self.tokens = tokens
-        self.token_to_orig_map = token_to_orig_map
-        self.token_is_max_context = token_is_max_context
-        self.input_ids = input_ids
-        self.input_mask = input_mask
-        self.segment_ids = segment_ids
-        self.start_position = start_position
-        self.end_position = end_position
-        self.is_impossible = is_impossible
+    unique_id: int
+    example_index: int
+    doc_span_index: int
+    tokens: list
+    token_to_orig_map: dict
+    token_is_max_context: dict
+    input_ids: list
+    input_mask: list
+    segment_ids: list
+    start_position: int | None = None
+    end_position: int | None = None
+    is_impossible: bool | None = None
 
 
 # --- passages -----------------------------------------------------------------
@@ -245,6 +232,7 @@ def check_lengths(max_seq_length, doc_stride, max_query_length):
 # --- features -----------------------------------------------------------------
 
 
+@dataclasses.dataclass(eq=False)
 class WindowMaker:
     """Callable: an example -> list of its windows (dicts), unpadded.
 
@@ -264,31 +252,23 @@ class WindowMaker:
     [CLS] passage [SEP] question [SEP]. An empty passage has no windows.
     ValueError for impossible lengths."""
 
-    def __init__(
-        self,
-        tokenizer,
-        max_seq_length=384,
-        doc_stride=128,
-        max_query_length=64,
-        is_training=False,
-        version_2_with_negative=False,
-        original_alignment=False,
-        passage_first=False,
-        truncate=False,
-    ):
-        check_lengths(max_seq_length, doc_stride, max_query_length)
-        self.tokenizer = tokenizer
-        self.max_seq_length = max_seq_length
-        self.doc_stride = doc_stride
-        self.max_query_length = max_query_length
-        self.is_training = is_training
-        self.version_2_with_negative = version_2_with_negative
-        self.original_alignment = original_alignment
-        self.passage_first = passage_first
-        self.truncate = truncate
+    tokenizer: object
+    max_seq_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    is_training: bool = False
+    version_2_with_negative: bool = False
+    original_alignment: bool = False
+    passage_first: bool = False
+    truncate: bool = False
+
+    def __post_init__(self):
+        check_lengths(
+            self.max_seq_length, self.doc_stride, self.max_query_length
+        )
         self.next_unique_id = FIRST_UNIQUE_ID
         self.counts = collections.Counter()
-        self._cls, self._sep = tokenizer.convert_tokens_to_ids(
+        self._cls, self._sep = self.tokenizer.convert_tokens_to_ids(
             ["[CLS]", "[SEP]"]
         )
         self._passage = functools.lru_cache(maxsize=4)(self._read_passage)

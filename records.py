@@ -5,12 +5,10 @@ and reader cannot drift. The bytes are plain protocol buffers and plain TFRecord
 framing: TensorFlow reads what this module writes, and the other way round.
 """
 
-import contextlib
 import glob
 import gzip
 import os
 import struct
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -162,18 +160,15 @@ class FeatureSpec:
 
     def entry(self, name: str, value) -> bytes:
         """One feature encoded; worth keeping where it comes back often."""
-        feature = self._features[name]
-        payload = _encode_values(feature, value)
-        prefixes = self._prefixes[name]
-        prefix = prefixes.get(len(payload))
-        if prefix is None:
-            prefix = _entry_prefix(feature, len(payload))
-            prefixes[len(payload)] = prefix
-        return prefix + payload
+        payload = _encode_values(self._features[name], value)
+        return self.prefix(name, len(payload)) + payload
 
     def prefix(self, name: str, size: int) -> bytes:
         """What stands in a record before `size` bytes of packed values."""
-        return _entry_prefix(self._features[name], size)
+        known = self._prefixes[name]
+        if size not in known:
+            known[size] = _entry_prefix(self._features[name], size)
+        return known[size]
 
     def join(self, parts: Iterable[bytes]) -> bytes:
         """The record made of all entries in order, whole or in parts."""
@@ -362,76 +357,26 @@ def frame(record: bytes) -> bytes:
     return b"".join((header, record, _CRC.pack(_masked_crc(record))))
 
 
-class AtomicFile:
-    """A file for writing that appears under its name whole or not at all.
+class RecordWriter:
+    """Writes a TFRecord file, which appears whole or not at all.
 
-    A name that ends in .gz is compressed, with the same bytes for the same
-    content (no time, no name inside). `close()` gives the file its name;
-    leaving a `with` block by an exception removes what was written. The
-    temporary name is `.NAME.PROCESS-RANDOM.part` in the same directory."""
+    A name that ends in .gz is compressed. Use it in a `with` block."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path = os.fspath(path)
-        self._target = text_files.output_path(self.path)
-        directory, name = os.path.split(self._target)
-        token = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._temporary = os.path.join(directory, f".{name}.{token}.part")
-        self._raw = open(self._temporary, "xb", buffering=1 << 20)
-        self._file = self._raw
-        if self.path.endswith(".gz"):
-            self._file = gzip.GzipFile("", "wb", 6, self._raw, mtime=0)
-        self.write = self._file.write
+        self._whole = text_files.whole_binary(
+            path, os.fspath(path).endswith(".gz")
+        )
+        self.write_framed = self._whole.__enter__().write
 
-    def close(self):
-        """Writes what is left and gives the file its name."""
-        if self._raw.closed:
-            return
-        try:
-            if self._file is not self._raw:
-                self._file.close()
-            self._raw.close()
-            os.replace(self._temporary, self._target)
-        except BaseException as error:
-            self.discard()
-            if (full := text_files.named_error(self.path, error)) is not None:
-                raise full from error
-            raise
-
-    def discard(self):
-        """Removes what was written; the name stays as it was."""
-        try:
-            with contextlib.suppress(OSError):  # a full disk takes no more
-                self._raw.close()
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(self._temporary)
+    def write(self, record: bytes):
+        """Appends one record."""
+        self.write_framed(frame(record))
 
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, error, traceback):
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
-            if (full := text_files.named_error(self.path, error)) is not None:
-                raise full from error
-
-
-class RecordWriter(AtomicFile):
-    """Writes a TFRecord file, which appears whole or not at all.
-
-    A name that ends in .gz is compressed. Use it in a `with` block, or call
-    `close()`."""
-
-    def __init__(self, path: str | os.PathLike):
-        super().__init__(path)
-        self.write_framed = self._file.write
-        self.write = self._write_record
-
-    def _write_record(self, record: bytes):
-        """Appends one record."""
-        self.write_framed(frame(record))
+    def __exit__(self, *error):
+        return self._whole.__exit__(*error)
 
 
 def read_records(path: str | os.PathLike) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ import common_flags
 import labelling_data
 import records
 import tasks
+import tokenization
 
 FLAGS = flags.FLAGS
 
@@ -99,7 +100,7 @@ def unit_of(sentences):
     It decides how the exported model finds the words of a raw string:
     "character" if every word has one character and some are Chinese, "cjk"
     if those with a Chinese character do, else "word"."""
-    chinese = re.compile(f"[{labelling_data.CJK}]")
+    chinese = re.compile(f"[{tokenization.CJK}]")
     words = {word for sentence in sentences for word in sentence.words}
     found = [word for word in words if chinese.search(word)]
     if not found or any(len(word) > 1 for word in found):

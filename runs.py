@@ -297,6 +297,12 @@ class Run(abc.ABC):
 
         `best_metric` is used where --best_metric is not given."""
         freeze = FLAGS.freeze_layers
+        if FLAGS.optimizer == "lamb" and FLAGS.learning_rate < 2e-4:
+            logging.warning(
+                "--optimizer=lamb moves each layer by a share of its length, "
+                "--learning_rate=%g: little is learnt. 1e-3 is usual.",
+                FLAGS.learning_rate,
+            )
         with self.strategy.scope():
             optimizer = optimization.create_optimizer(
                 FLAGS.learning_rate,

@@ -14,7 +14,7 @@ import tensorflow as tf
 import ops
 
 
-class WindowLayout:
+class WindowLayout(ops.PaddedLayout):
     """A batch for attention in blocks of `width`, each with its neighbours.
 
     Takes int [B, L] `input_mask` and bool [B, L] `is_global`; the first token
@@ -97,12 +97,8 @@ class WindowLayout:
 
         Queries, keys and values for 3 parts, in two groups; keys and values
         of all tokens for 2, in one."""
-        heads = self._num_heads
-        size = x.shape[-1] // (parts * heads)
-        x = tf.reshape(
-            self.sequence(x), [self._batch, self._length, parts, heads, size]
-        )
-        x = tf.unstack(tf.transpose(x, [2, 0, 3, 1, 4]), num=parts)
+        sequence = tf.ensure_shape(self.sequence(x), [None, None, x.shape[-1]])
+        (x,) = super().split_heads(sequence, parts)
         if parts == 2:
             self.biases = self._selected_biases
             return [x]
@@ -166,17 +162,6 @@ class WindowLayout:
         place = row * padded + tf.range(self._length)[None, :]
         index = self.tokens(tf.where(self._is_global, slot, place))
         return tf.gather(table, index)
-
-    def split_selected(self, x, count):
-        """Takes [B * S, H] queries, S = count; gives one [B, N, S, D]."""
-        heads = self._num_heads
-        x = tf.reshape(x, [-1, count, heads, x.shape[-1] // heads])
-        return [tf.transpose(x, [0, 2, 1, 3])]
-
-    def merge_selected(self, contexts):
-        """Takes a list of one [B, N, S, D] context and gives [B * S, H]."""
-        x = tf.transpose(contexts[0], [0, 2, 1, 3])
-        return tf.reshape(x, [-1, x.shape[2] * x.shape[3]])
 
 
 def question_is_global(width, question_segment=0):

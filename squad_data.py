@@ -11,6 +11,7 @@ import bisect
 import collections
 import json
 import re
+from typing import NamedTuple
 
 from reading_comprehension import SquadExample, align_to_words
 from text_files import GZIP_START, json_places, parse_json
@@ -94,14 +95,13 @@ def read_squad_examples(
     return reader.examples
 
 
-class _Place:
+class _Place(NamedTuple):
     """Where in the file something stands, for messages."""
 
-    def __init__(self, reader, path, needle=None, line=None):
-        self.reader = reader
-        self.path = path
-        self.needle = needle
-        self.line = line
+    reader: "_Reader"
+    path: str
+    needle: str | None = None
+    line: int | None = None
 
     def __str__(self):
         line = self.line or self.reader.line_of(self.path)

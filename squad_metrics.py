@@ -12,13 +12,9 @@ import re
 
 METRICS = ("squad", "cmrc", "dureader")
 
-_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
-_UNITS = re.compile(
-    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
-    r"|\d+(?:[.,]\d+)*"
-    "|(?:(?![\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])\\w)+"
-    r"|[^\w\s]"
-)
+_HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+_IDEOGRAPH = re.compile(_HAN)
+_UNITS = re.compile(rf"{_HAN}|\d+(?:[.,]\d+)*|(?:(?!{_HAN})\w)+|[^\w\s]")
 # The marks CMRC 2018 does not count. Its list has "……" too, which as two
 # characters equals none of the single ones it is compared with.
 _CMRC_MARKS = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")

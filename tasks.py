@@ -20,13 +20,6 @@ class ModelFiles(NamedTuple):
     do_lower_case: bool
 
 
-class Row(NamedTuple):
-    """One output row of the model and the example it belongs to."""
-
-    example: int
-    features: dict
-
-
 def token_features(max_seq_length):
     """The three features of every model: ids, mask, segments."""
     return [

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-import tempfile
+import uuid
 import zlib
 
 GZIP_START = b"\x1f\x8b"
@@ -339,21 +339,26 @@ def named_error(path, error):
 
 
 @contextlib.contextmanager
-def whole_binary(path):
+def whole_binary(path, compress=False):
     """Opens a binary file that appears at `path` only if the block succeeds.
 
-    Written under a temporary name in the same directory; an exception removes
-    it and leaves an older file as it was. Raises ValueError before anything is
-    written if `path` is no regular file, OSError naming it on a full disk."""
+    Written as `.NAME.PROCESS-RANDOM.part` in the same directory; an exception
+    removes it and leaves an older file as it was. Compressed, it has the same
+    bytes for the same content (no time, no name inside). Raises ValueError
+    before anything is written if `path` is no regular file, OSError naming it
+    on a full disk."""
     target = output_path(path)
     directory, name = os.path.split(target)
-    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
+    token = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    temporary = os.path.join(directory, f".{name}.{token}.part")
+    raw = open(temporary, "xb", buffering=1 << 20)
     try:
-        with open(handle, "wb") as file:
-            yield file
-        mode = os.umask(0)
-        os.umask(mode)
-        os.chmod(temporary, 0o666 & ~mode)
+        with raw:
+            if compress:
+                with gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+                    yield file
+            else:
+                yield raw
         os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 # The eight blocks that BERT splits into single characters. Extension F and
 # later, kana, hangul and U+3005/U+3007 are not among them.
-_CJK = (
+CJK = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
     "\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b820-\U0002ceaf"
     "\U0002f800-\U0002fa1f"
@@ -30,10 +30,10 @@ _CJK = (
 # before it splits: "one\x0btwo" is the word "onetwo".
 _GLUE = "\x0b\x0c\x1c-\x1f\x85"
 _GLUED = re.compile(f"[{_GLUE}]")
-_CJK_OR_GLUE = re.compile(f"[{_CJK}{_GLUE}]")
+_CJK_OR_GLUE = re.compile(f"[{CJK}{_GLUE}]")
 # The units that never influence each other: a CJK character, or what lies
 # between two separators.
-_UNIT = re.compile(rf"[{_CJK}]|(?:[^{_CJK}\s]|[{_GLUE}])+")
+_UNIT = re.compile(rf"[{CJK}]|(?:[^{CJK}\s]|[{_GLUE}])+")
 _ASCII_WORD = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]")
 _flatten = itertools.chain.from_iterable
 _KEEP, _DROP, _PUNCTUATION = range(3)
@@ -311,11 +311,6 @@ def _warn_of_casing(vocab, do_lower_case, vocab_file):
 def whitespace_tokenize(text):
     """Splits at Unicode white space, as str.split() does."""
     return text.split()
-
-
-def _is_whitespace(char):
-    """Whether BERT turns `char` into a space: Zs, tab, newline, return."""
-    return char in " \t\n\r" or unicodedata.category(char) == "Zs"
 
 
 def _is_control(char):

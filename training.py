@@ -12,6 +12,7 @@ data are pure functions of the seed and the global step.
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import sys
 import threading
@@ -24,13 +25,6 @@ from absl import logging
 import checkpoints
 import distribution
 import optimization
-from distribution import (  # the names that callers look for here
-    Predictor,
-    make_deterministic,
-    make_strategy,
-    per_replica_batch_size,
-    predict,
-)
 from output_directory import (
     LOSS,
     NORM,
@@ -40,18 +34,6 @@ from output_directory import (
     Progress,
     RunDirectory,
 )
-
-__all__ = [
-    "Predictor",
-    "RunDirectory",
-    "Trainer",
-    "TrainingDiverged",
-    "TrainingResult",
-    "make_deterministic",
-    "make_strategy",
-    "per_replica_batch_size",
-    "predict",
-]
 
 SECONDS_PER_CALL = 5.0  # how long a signal or the log may have to wait
 TERMINATED = 128 + signal.SIGTERM
@@ -110,7 +92,12 @@ class TrainStep:
             + [tf.identity(stop)],
         )
         step = self._optimizer.iterations.value
-        seed = _SeedOf(self._seed, step, replica.replica_id_in_sync_group)
+        seed = functools.partial(  # of a micro-batch
+            distribution.dropout_seed,
+            self._seed,
+            step,
+            replica.replica_id_in_sync_group,
+        )
         variables = self._optimizer.updated(self._model.trainable_variables)
         shares, grads = self._gradients(features, summed[:-1], seed, variables)
         shares = replica.all_reduce(tf.distribute.ReduceOp.SUM, shares)
@@ -202,16 +189,6 @@ class TrainStep:
             yield lookups
         finally:
             embeddings.on_lookup = None
-
-
-class _SeedOf:
-    """The dropout seed of a micro-batch, at one step on one replica."""
-
-    def __init__(self, seed, step, replica):
-        self._numbers = seed, step, replica
-
-    def __call__(self, micro_batch):
-        return distribution.dropout_seed(*self._numbers, micro_batch)
 
 
 def _take_lookups_apart(grads, variables, table, ids, gradient):
@@ -324,7 +301,7 @@ class Trainer:
                 "needs best_metric, the metric that is to improve."
             )
         replicas = self.strategy.num_replicas_in_sync
-        self.replica_batch_size = per_replica_batch_size(
+        self.replica_batch_size = distribution.per_replica_batch_size(
             self.train_batch_size, self.strategy, self.accumulation_steps
         )
         if self.optimizer.original_embedding_clip and (
@@ -375,10 +352,6 @@ class Trainer:
             self._loop(iter(datasets), evaluate, progress, result, meter, bar)
         result.examples_per_second = meter.overall
         return self._finish(result, progress)
-
-    def load_best(self):
-        """Loads the best checkpoint into the model; its prefix, or None."""
-        return self.directory.load_best()
 
     def _loop(self, iterator, evaluate, progress, result, meter, bar):
         """Steps, and what falls due after each call of the graph."""

@@ -692,7 +692,9 @@ def _extend(files, output):
 def main(_):
     """Learns or extends a vocabulary, as the flags say."""
     files = _check_flags()
-    with records.AtomicFile(FLAGS.vocab_file) as output:
+    with text_files.whole_binary(
+        FLAGS.vocab_file, FLAGS.vocab_file.endswith(".gz")
+    ) as output:
         task = _extend if FLAGS.extend_vocab else _learn
         summary = task(files, output)
     print(f"{FLAGS.vocab_file}: {summary}.")

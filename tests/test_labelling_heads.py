@@ -190,7 +190,7 @@ def test_crf_learns_its_transitions():
         steps[3, 4] += delta
         changed, _, _ = crf_head()
         changed.transitions.assign(steps)
-        numeric.append(changed.row_losses(outputs, rows)[0])
+        numeric.append(changed.example_losses(outputs, rows)[0])
     slope = (numeric[0] - numeric[1]) / 2e-2
     assert float(gradient[3, 4]) == pytest.approx(float(slope), abs=1e-2)
 

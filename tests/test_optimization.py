@@ -74,7 +74,7 @@ def test_schedules_equal_the_golden_ones():
     assert len(table) == 7
     for name, expected in table.items():
         given = dict(part.split("=") for part in name.split(","))
-        rate = optimization.learning_rate_schedule(
+        rate = optimization.WarmupSchedule(
             float(given["lr"]),
             int(given["num_train_steps"]),
             int(given["num_warmup_steps"]),
@@ -87,10 +87,8 @@ def test_schedules_equal_the_golden_ones():
 
 
 def test_original_rate_drops_after_warmup_and_peak_does_not():
-    original = optimization.learning_rate_schedule(1e-4, 100, 50)
-    peak = optimization.learning_rate_schedule(
-        1e-4, 100, 50, warmup_schedule="peak"
-    )
+    original = optimization.WarmupSchedule(1e-4, 100, 50)
+    peak = optimization.WarmupSchedule(1e-4, 100, 50, warmup_schedule="peak")
     for step, expected in {0: 0, 49: 9.8e-5, 50: 5e-5, 99: 1e-6}.items():
         assert original(step).numpy() == pytest.approx(expected, rel=1e-5)
     for step, expected in {25: 5e-5, 50: 1e-4, 75: 5e-5, 100: 0}.items():
@@ -100,22 +98,20 @@ def test_original_rate_drops_after_warmup_and_peak_does_not():
 def test_rate_after_the_last_step_is_zero_for_every_decay():
     for kind in ("linear", "cosine"):
         for warmup in ("original", "peak"):
-            rate = optimization.learning_rate_schedule(
-                3e-5, 12, 4, kind, warmup
-            )
+            rate = optimization.WarmupSchedule(3e-5, 12, 4, kind, warmup)
             assert abs(rate(12).numpy()) < 1e-12
             assert abs(rate(500).numpy()) < 1e-12
 
 
 def test_cosine_and_constant_schedules():
-    cosine = optimization.learning_rate_schedule(2.0, 40, 0, "cosine")
+    cosine = optimization.WarmupSchedule(2.0, 40, 0, "cosine")
     assert cosine(10).numpy() == pytest.approx(1 + np.sqrt(0.5), rel=1e-6)
-    constant = optimization.learning_rate_schedule(2.0, 40, 8, "constant")
+    constant = optimization.WarmupSchedule(2.0, 40, 8, "constant")
     assert [constant(s).numpy() for s in (2, 8, 39)] == [0.5, 2.0, 2.0]
 
 
 def test_schedule_keeps_its_config():
-    rate = optimization.learning_rate_schedule(3e-5, 9, 2, "cosine", "peak")
+    rate = optimization.WarmupSchedule(3e-5, 9, 2, "cosine", "peak")
     config = keras.optimizers.schedules.serialize(rate)
     again = keras.optimizers.schedules.deserialize(config)
     assert again.get_config() == rate.get_config()
@@ -132,7 +128,7 @@ def test_schedule_keeps_its_config():
 )
 def test_bad_schedules_say_why(arguments, message):
     with pytest.raises(ValueError, match=message):
-        optimization.learning_rate_schedule(*arguments)
+        optimization.WarmupSchedule(*arguments)
 
 
 # ------------------------------------------------------------------- AdamW
@@ -174,7 +170,7 @@ def test_adamw_equals_numpy_with_clipping_and_a_schedule():
     start = {k: random.normal(size=s) for k, s in shapes.items()}
     grads = {k: random.normal(size=(12, *s)) for k, s in shapes.items()}
     variables = [Named(k, w) for k, w in start.items()]
-    schedule = optimization.learning_rate_schedule(0.02, 12, 3)
+    schedule = optimization.WarmupSchedule(0.02, 12, 3)
     optimizer = optimization.AdamWeightDecay(schedule)
     norms = []
     for step in range(12):
@@ -248,7 +244,7 @@ def test_quirk_concerns_the_word_embedding_only():
 
 def test_zero_rate_moves_the_moments_only_and_then_the_expected_amount():
     variable = Named("kernel", [1.0, -1.0])
-    schedule = optimization.learning_rate_schedule(1e-3, 100, 10)
+    schedule = optimization.WarmupSchedule(1e-3, 100, 10)
     optimizer = optimization.AdamWeightDecay(schedule, weight_decay_rate=0)
     gradient = tf.constant([0.5, -0.5])
     optimizer.apply([gradient], [variable])
@@ -570,7 +566,7 @@ def test_the_original_script_used_the_rate_of_its_own_step():
             way += rate * m / np.sqrt(v)
         return way
 
-    schedule = optimization.learning_rate_schedule(1e-3, 3, 1)
+    schedule = optimization.WarmupSchedule(1e-3, 3, 1)
     rates = [float(schedule(step)) for step in range(4)]
     assert longest(rates[1:]) < 0.9 * moved
     assert 0.99 * moved < longest(rates[:3]) < 1.01 * moved

@@ -74,17 +74,12 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, writer):
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, ending):
     """/dev/full stands for the temporary file: every flush fails."""
     path = tmp_path / f"o{ending}"
-    file = records.AtomicFile(path)
-    os.dup2(os.open("/dev/full", os.O_WRONLY), file._raw.fileno())
-    file.write(b"row")
-    with pytest.raises(OSError, match=f"o{ending}: no space is left"):
-        file.close()
-    assert not os.listdir(tmp_path)
-    with pytest.raises(OSError, match="no space is left"):
-        with records.AtomicFile(path) as file:
-            os.dup2(os.open("/dev/full", os.O_WRONLY), file._raw.fileno())
-            file.write(os.urandom(3 << 20))
-    assert not os.listdir(tmp_path)
+    for content in (b"row", os.urandom(3 << 20)):
+        with pytest.raises(OSError, match=f"o{ending}: no space is left"):
+            with text_files.whole_binary(path, bool(ending)) as file:
+                os.dup2(os.open("/dev/full", os.O_WRONLY), file.fileno())
+                file.write(content)
+        assert not os.listdir(tmp_path)
     for opener in (text_files.whole_file, text_files.whole_binary):
         with pytest.raises(OSError, match="no space is left"):
             with opener(path) as file:
@@ -96,7 +91,8 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, ending):
 
 
 def test_an_error_of_the_block_is_kept(tmp_path):
-    with contextlib.suppress(KeyError), records.AtomicFile(tmp_path / "o"):
+    path = tmp_path / "o"
+    with contextlib.suppress(KeyError), text_files.whole_binary(path):
         raise KeyError
     with pytest.raises(OSError, match="mine"):
         with text_files.whole_file(tmp_path / "o"):

@@ -35,12 +35,12 @@ tf.config.set_logical_device_configuration(
 
 @pytest.fixture(scope="module")
 def one_device():
-    return training.make_strategy("one_device")
+    return distribution.make_strategy("one_device")
 
 
 @pytest.fixture(scope="module")
 def mirrored():
-    return training.make_strategy("mirrored")
+    return distribution.make_strategy("mirrored")
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_two_workers_equal_one_device(one_device, tmp_path):
     for process in processes:
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output[-3000:]
-    logits = training.predict(
+    logits = toy.predict(
         trainer.model, [{"input_ids": toy.rows()["input_ids"][:7]}]
     )["logits"]
     for index in range(2):
@@ -388,7 +388,7 @@ def kill_and_resume(directory, steps):
 def assert_ends_as(directory, unbroken):
     """The resume state at step 20 has the bits of the unbroken run."""
     trainer = toy.make_trainer(
-        training.make_strategy("one_device"), directory, rate=0.3
+        distribution.make_strategy("one_device"), directory, rate=0.3
     )
     result = trainer.train(toy.dataset_fn_of(32))
     assert result.first_step == result.global_step == 20
@@ -695,7 +695,7 @@ def test_best_checkpoint_is_kept_and_loaded(one_device, tmp_path):
     metrics = json.loads((tmp_path / "best" / "metrics.json").read_text())
     assert metrics == {"global_step": 8, "eval_accuracy": 0.8}
     assert len(list((tmp_path / "best").glob("*.index"))) == 1
-    assert trainer.load_best() == result.best_checkpoint
+    trainer.load_checkpoint(result.best_checkpoint, trainer.model, None)
     np.testing.assert_array_equal(trainer.model.classes.bias.numpy(), seen[1])
 
 
@@ -822,9 +822,7 @@ def test_log_line_has_the_rate_of_its_step(one_device, tmp_path, log):
     trainer = toy.make_trainer(
         one_device, tmp_path, planned_steps=100, log_steps=5
     )
-    trainer.optimizer.learning_rate = optimization.learning_rate_schedule(
-        1e-4, 100, 10
-    )
+    trainer.optimizer.learning_rate = optimization.WarmupSchedule(1e-4, 100, 10)
     trainer.train(toy.dataset_fn_of(32))
     line = next(text for text in log if text.startswith("step 5 of 20"))
     assert "learning rate 5e-05" in line
@@ -923,16 +921,16 @@ def test_patience_needs_an_evaluation(one_device, tmp_path):
 
 def test_strategies_by_name(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    assert training.make_strategy("auto").num_replicas_in_sync == 1
-    assert training.make_strategy("mirrored").num_replicas_in_sync == 2
-    assert distribution.is_chief(training.make_strategy("auto"))
+    assert distribution.make_strategy("auto").num_replicas_in_sync == 1
+    assert distribution.make_strategy("mirrored").num_replicas_in_sync == 2
+    assert distribution.is_chief(distribution.make_strategy("auto"))
     with pytest.raises(ValueError, match="'many' is not one of: auto, one_d"):
-        training.make_strategy("many")
+        distribution.make_strategy("many")
     with pytest.raises(ValueError, match="needs the environment variable"):
-        training.make_strategy("multi_worker_mirrored")
+        distribution.make_strategy("multi_worker_mirrored")
     monkeypatch.setenv("TF_CONFIG", "{oops")
     with pytest.raises(ValueError, match="TF_CONFIG is no JSON"):
-        training.make_strategy("auto")
+        distribution.make_strategy("auto")
 
 
 def test_no_tpu_is_one_sentence(monkeypatch):
@@ -943,7 +941,7 @@ def test_no_tpu_is_one_sentence(monkeypatch):
         tf.distribute.cluster_resolver, "TPUClusterResolver", resolver
     )
     with pytest.raises(ValueError) as error:
-        training.make_strategy("auto", use_tpu=True, tpu_name="v3")
+        distribution.make_strategy("auto", use_tpu=True, tpu_name="v3")
     assert str(error.value) == (
         "No TPU called 'v3' answers (name not known). Check --tpu_name, or "
         "leave out --use_tpu."
@@ -972,21 +970,22 @@ def test_predictions_keep_the_order_of_rows(one_device, mirrored, size):
             model = toy.ToyTask()
         expected = model({"input_ids": ids})["logits"].numpy()
         for eagerly in (False, True):
-            got = training.predict(model, batches, strategy, eagerly)
+            got = toy.predict(model, batches, strategy, eagerly)
             assert got["logits"].shape == (33, 3)
             np.testing.assert_allclose(got["logits"], expected, atol=1e-6)
 
 
-def test_batches_of_unequal_length_are_filled_up(one_device):
+def test_batches_of_unequal_length_keep_it(one_device):
     model = toy.ToyTask(rate=0.5)
     ids = toy.rows()["input_ids"] + 1
     batches = [{"input_ids": ids[:3, :4] % 20}, {"input_ids": ids[3:5] % 20}]
-    predictor = training.Predictor(model, one_device)
-    outputs = predictor.all(iter(batches))
-    assert outputs["tokens"].shape == (5, 6, 8)
-    assert (outputs["tokens"][:3, 4:] == 0).all()
-    again = predictor.all(tf.data.Dataset.from_tensors(batches[1]))
-    np.testing.assert_array_equal(again["tokens"], outputs["tokens"][3:])
+    predictor = distribution.Predictor(model, one_device)
+    first, second = predictor.batches(iter(batches))
+    assert first["tokens"].shape == (3, 4, 8)
+    assert second["tokens"].shape == (2, 6, 8)
+    dataset = tf.data.Dataset.from_tensors(batches[1])
+    (again,) = predictor.batches(dataset)
+    np.testing.assert_array_equal(again["tokens"], second["tokens"])
 
 
 def narrow_classifier():

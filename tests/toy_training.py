@@ -199,10 +199,20 @@ def make_trainer(
     )
 
 
+def predict(model, batches, strategy=None, run_eagerly=False):
+    """One dict of all batches' outputs, numpy arrays [rows, ...]."""
+    predictor = distribution.Predictor(model, strategy, run_eagerly)
+    outputs = list(predictor.batches(batches))
+    return {
+        name: np.concatenate([batch[name] for batch in outputs])
+        for name in outputs[0]
+    }
+
+
 def main():
     """Trains as the JSON in the first argument says; writes the losses."""
     options = json.loads(sys.argv[1])
-    strategy = training.make_strategy(options.pop("strategy"))
+    strategy = distribution.make_strategy(options.pop("strategy"))
     kill_at = options.pop("kill_at", None)
     trainer = make_trainer(strategy, **options)
 
@@ -212,7 +222,7 @@ def main():
     result = trainer.train(dataset_fn_of(32, action=(kill_at, die)))
     index = json.loads(os.environ.get("TF_CONFIG", "{}"))
     index = index.get("task", {}).get("index", 0)
-    outputs = training.predict(
+    outputs = predict(
         trainer.model, [{"input_ids": rows()["input_ids"][:7]}], strategy
     )
     written = {
