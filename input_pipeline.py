@@ -180,7 +180,7 @@ def replica_slices(batch_size, context=None):
 
 
 def training_batches(table, batch_size, num_steps, seed, length=None):
-    """Gives dataset_fn(first_step, input_context) for training.training_loop.
+    """Gives dataset_fn(first_step, input_context) for Trainer.train.
 
     Its dataset holds, for every step from `first_step` to `num_steps`, one
     batch for each replica of this worker; `batch_size` is the global one.

@@ -127,7 +127,7 @@ class CrfHead(TokenHead):
         self._padded = padded
 
     def _chain(self, logits, mask, features):
-        """Words only: scores [B, W, C], start scores [B, C], rank [B, L].
+        """Words only: their scores [B, W, C], the scores of a start [B, C].
 
         Returns also the number of words [B] and places [B, W] in the row."""
         length = tf.shape(mask)[1]

@@ -3,7 +3,7 @@
 Thin over scikit-learn, SciPy and seqeval, which are imported where they are
 used. Every function gives a dict with the keys of eval_results.txt and plain
 floats. A score that is not defined (constant predictions) is 0, with one
-warning. Reading comprehension has its scores in reading_comprehension.py."""
+warning. Reading comprehension has its scores in squad_metrics.py."""
 
 import logging
 import math

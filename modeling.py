@@ -1,4 +1,4 @@
-"""BERT: its configuration, its encoder and the heads that tasks put on it.
+"""BERT: its configuration and its encoder; `heads.py` has what goes on it.
 
 The model of "BERT: Pre-training of Deep Bidirectional Transformers for Language
 Understanding" (Devlin et al., 2018), with the variables and the numbers of the

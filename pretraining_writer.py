@@ -2,11 +2,8 @@
 
 `create_training_data` does what the original does: all documents in one
 shuffle, all instances in another. The text must fit into memory, as numbers of
-four bytes; the instances are kept on disk.
-
-`create_shards` takes any amount of text. Shard after shard is made from its own
-part of the text and seeded by (seed, shard), so a run that was killed goes on
-with the shards that are missing, and memory follows the size of a shard.
+four bytes; the instances are kept on disk. For any amount of text see
+`pretraining_shards.py`, which uses the writer and the workers of this module.
 """
 
 import contextlib

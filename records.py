@@ -430,14 +430,15 @@ def _read_record(file) -> bytes | None:
 
 
 def expand_patterns(patterns: str | Iterable[str]) -> list[str]:
-    """The files that glob patterns name, sorted, each once.
+    """The files that glob patterns name, each once.
 
-    `patterns` is a list or a comma-separated string.
+    `patterns` is a list or a comma-separated string. The files are in the
+    order of the patterns, those of one pattern sorted.
 
     Raises ValueError naming a pattern that matches no file."""
     if isinstance(patterns, str):
         patterns = patterns.split(",")
-    files = set()
+    files = {}  # by their real paths
     for pattern in patterns:
         pattern = os.fspath(pattern).strip()
         if not pattern:
@@ -452,10 +453,8 @@ def expand_patterns(patterns: str | Iterable[str]) -> list[str]:
                 f"{pattern!r} matches no file. Check the path; a pattern with "
                 "* or ? needs quotes in a shell"
             )
-        files.update(matches)
+        for path in sorted(matches):
+            files.setdefault(os.path.realpath(path), path)
     if not files:
         raise ValueError("no input file is given")
-    real = {}
-    for path in sorted(files):
-        real.setdefault(os.path.realpath(path), path)
-    return sorted(real.values())
+    return list(files.values())

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -129,12 +130,29 @@ def write_json(path, value):
         file.write(json.dumps(value, indent=4) + "\n")
 
 
-_Candidates = collections.namedtuple(
-    "_Candidates", "window start end start_logit end_logit"
-)
-_Entry = collections.namedtuple(
-    "_Entry", "text start_logit end_logit answer_start answer_end"
-)
+class _Candidates(NamedTuple):
+    """Spans, one entry of each array: where they are, and their logits."""
+
+    window: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    start_logit: np.ndarray
+    end_logit: np.ndarray
+
+
+class _Entry(NamedTuple):
+    """An answer, "" for none, its logits and its place in the passage."""
+
+    text: str
+    start_logit: float
+    end_logit: float
+    answer_start: int | None = None
+    answer_end: int | None = None
+
+    @property
+    def score(self):
+        """The sum of both logits."""
+        return self.start_logit + self.end_logit
 
 
 class _Settings:
@@ -350,25 +368,22 @@ class _Chooser:
         """Fills `entries`, `best` and `odds` from the windows `numbers`."""
         settings = self.settings
         spans = [self.table.candidates[number] for number in numbers]
-        merged = (
-            [np.concatenate(column) for column in zip(*spans, strict=True)]
-            if spans
-            else [np.empty(0)] * 5
-        )
-        scores = merged[3] + merged[4]
+        columns = zip(*spans, strict=True) if spans else [[np.empty(0)]] * 5
+        found = _Candidates(*map(np.concatenate, columns))
+        scores = found.start_logit + found.end_logit
         order = np.argsort(-scores, kind="stable")
         null = None
         if settings.version_2_with_negative and numbers:
-            null = self._null_entry(numbers, null_logits, merged, order)
-        self._take(merged, scores, order, null)
+            null = self._null_entry(numbers, null_logits, found, order)
+        self._take(found, scores, order, null)
         if settings.version_2_with_negative:
             self._add_null(null)
             self._set_odds(numbers, null)
         elif not self.entries:
             text = "empty" if settings.original_alignment else ""
-            self.entries.append(_Entry(text, 0.0, 0.0, None, None))
+            self.entries.append(_Entry(text, 0.0, 0.0))
 
-    def _null_entry(self, numbers, null_logits, merged, order):
+    def _null_entry(self, numbers, null_logits, found, order):
         """The lowest of the windows' "no answer" scores, as an entry.
 
         With a classifier's logits it stands that much above the best span, so
@@ -377,30 +392,29 @@ class _Chooser:
             logit = min(float(null_logits[number]) for number in numbers)
             self.odds = logit
             if not len(order):
-                return _Entry("", logit, 0.0, None, None)
-            start = float(merged[3][order[0]]) + logit
-            return _Entry("", start, float(merged[4][order[0]]), None, None)
+                return _Entry("", logit, 0.0)
+            start = float(found.start_logit[order[0]]) + logit
+            end = float(found.end_logit[order[0]])
+            return _Entry("", start, end)
         lowest = min(numbers, key=lambda number: sum(self.table.null[number]))
-        return _Entry("", *self.table.null[lowest], None, None)
+        return _Entry("", *self.table.null[lowest])
 
-    def _take(self, merged, scores, order, null):
+    def _take(self, found, scores, order, null):
         """Goes down the candidates until n different texts are found."""
         seen = set()
         wanted = self.settings.n_best_size
-        null_score = None if null is None else null[1] + null[2]
         for rank in order:
-            if null is not None and null_score > scores[rank]:
+            if null is not None and null.score > scores[rank]:
                 self._keep(null, seen, wanted)
                 null = None
             if len(self.entries) >= wanted and self.best is not None:
                 return
-            window, start, end = (int(merged[i][rank]) for i in range(3))
             entry = self._entry(
-                self.table.windows[window],
-                start,
-                end,
-                float(merged[3][rank]),
-                float(merged[4][rank]),
+                self.table.windows[int(found.window[rank])],
+                int(found.start[rank]),
+                int(found.end[rank]),
+                float(found.start_logit[rank]),
+                float(found.end_logit[rank]),
             )
             self._keep(entry, seen, wanted)
         if null is not None:
@@ -430,11 +444,11 @@ class _Chooser:
             " ".join(self.example.doc_tokens[first : last + 1]),
             self.settings.do_lower_case,
         )
-        return _Entry(text, start_logit, end_logit, None, None)
+        return _Entry(text, start_logit, end_logit)
 
     def _add_null(self, null):
         if all(entry.text for entry in self.entries):
-            empty = _Entry("", 0.0, 0.0, None, None)
+            empty = _Entry("", 0.0, 0.0)
             self.entries.append(empty if null is None else null)
 
     def _set_odds(self, numbers, null):
@@ -442,20 +456,17 @@ class _Chooser:
             self.odds = NO_SPAN_ODDS
         if self.odds is not None:
             return
-        score = null.start_logit + null.end_logit
         if self.best is not None:
-            self.odds = score - self.best.start_logit - self.best.end_logit
+            self.odds = null.score - self.best.score
             return
         found = (self.table.best_anywhere(number) for number in numbers)
         found = [best[0] for best in found if best is not None]
-        self.odds = score - max(found) if found else NO_SPAN_ODDS
+        self.odds = null.score - max(found) if found else NO_SPAN_ODDS
 
     def store(self, answers):
         """Puts the choice into `answers`."""
         key = self.example.qas_id
-        probabilities = compute_softmax(
-            [entry.start_logit + entry.end_logit for entry in self.entries]
-        )
+        probabilities = compute_softmax([entry.score for entry in self.entries])
         rows = []
         for entry, probability in zip(self.entries, probabilities, strict=True):
             row = collections.OrderedDict(

@@ -645,14 +645,16 @@ def test_compressed_input_and_output(tmp_path, text):
         )
 
 
-def test_files_are_read_in_sorted_order(tmp_path):
+def test_files_of_a_pattern_are_sorted_and_patterns_keep_their_order(tmp_path):
     parts = TEXT.split("\n\n")
     for name, part in zip("dbca", parts, strict=True):
         (tmp_path / f"{name}.txt").write_text(part + "\n\n")
-    names = sorted(tmp_path.glob("*.txt"), reverse=True)
-    script(input_file=f"{tmp_path}/*.txt", output_file=tmp_path / "x")
-    script(input_file=",".join(map(str, names)), output_file=tmp_path / "y")
-    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+    names = list(map(str, sorted(tmp_path.glob("*.txt"))))
+    made = []
+    for inputs in (f"{tmp_path}/*.txt", ",".join(names), ",".join(names[::-1])):
+        script(input_file=inputs, output_file=tmp_path / "x")
+        made.append((tmp_path / "x").read_bytes())
+    assert made[0] == made[1] != made[2]
 
 
 # --- shards -----------------------------------------------------------------

@@ -239,6 +239,12 @@ def test_patterns(tmp_path):
         "b.txt",
         "c[1].txt",
     ]
+    found = records.expand_patterns(f"{base}/b.txt,{base}/*.txt")
+    assert [os.path.basename(x) for x in found] == [
+        "b.txt",
+        "a.txt",
+        "c[1].txt",
+    ]
     assert records.expand_patterns([f"{base}/c[1].txt"])
     with pytest.raises(ValueError, match=r"/\*\.zip' matches no file"):
         records.expand_patterns([f"{base}/*.txt", f"{base}/*.zip"])
