@@ -218,6 +218,11 @@ class PackedLayout:
         self.size = tf.shape(self._flat)[0]
         self._lengths = tf.reduce_sum(tf.cast(computed, tf.int32), axis=1)
         self._starts = tf.cumsum(self._lengths, exclusive=True)
+        self._computed = computed
+        # At which slot of its row each position was packed: [B, L].
+        self._slots = tf.cumsum(
+            tf.cast(computed, tf.int32), axis=1, exclusive=True
+        )
         self.position_ids = self._flat % length
         self._attended = tf.gather(tf.reshape(attended, [-1]), self._flat)
         self._is_key = tf.gather(tf.reshape(mask, [-1]), self._flat)
@@ -225,7 +230,7 @@ class PackedLayout:
         self._indexes = {}
         self._make_groups(batch)
         self._make_biases()
-        self._make_context_index()
+        self._make_context_valid()
 
     def _make_groups(self, batch):
         """Ranks the rows by length and lays out the slots of each group."""
@@ -274,23 +279,12 @@ class PackedLayout:
             for token, seen in zip(self._tokens, self._valid, strict=True)
         ]
 
-    def _make_context_index(self):
-        """The gather of `merge_heads` [T, N], and its way back."""
+    def _make_context_valid(self):
+        """Which slots of `merge_heads` hold a token: 0 or 1, a column."""
         heads = self._num_heads
-        head = tf.range(heads)[None, :]
-        first, place, longest, slot = (v[:, None] for v in self._place)
-        self._context_index = (
-            first * heads + (place * heads + head) * longest + slot
-        )
-        slots, is_real = [], []
-        for token, seen in zip(self._tokens, self._valid, strict=True):
-            shape = [tf.shape(token)[0], heads, tf.shape(token)[1]]
-            cell = token[:, None, :] * heads + tf.range(heads)[None, :, None]
-            slots.append(tf.reshape(cell, [-1]))
-            seen = tf.broadcast_to(seen[:, None, :], shape)
-            is_real.append(tf.reshape(seen, [-1]))
-        self._context_slots = tf.concat(slots, 0)
-        self._context_valid = tf.cast(tf.concat(is_real, 0), tf.float32)
+        seen = [tf.tile(v[:, None, :], [1, heads, 1]) for v in self._valid]
+        seen = tf.concat([tf.reshape(v, [-1, 1]) for v in seen], 0)
+        self._context_valid = tf.cast(seen, tf.float32)
 
     def tokens(self, x):
         """Takes [B, L] and gives the [T] values of the computed tokens."""
@@ -302,33 +296,17 @@ class PackedLayout:
 
     def rows(self, x, positions):
         """Picks the tokens at `positions` [B, S] of x [T, H]: [B * S, H]."""
-        token = self._starts[:, None] + self._slot_of(positions)
-        return tf.gather(x, tf.reshape(token, [-1]))
-
-    def _slot_of(self, positions):
-        """The slots at which the positions of each row were packed."""
-        computed = tf.scatter_nd(
-            self._flat[:, None],
-            tf.ones_like(self._flat),
-            [self._shape[0] * self._shape[1]],
-        )
-        slots = tf.cumsum(
-            tf.reshape(computed, self._shape), axis=1, exclusive=True
-        )
-        slots = tf.gather(slots, positions, batch_dims=1)
-        return tf.minimum(slots, self._lengths[:, None] - 1)
+        slots = tf.gather(self._slots, positions, batch_dims=1)
+        slots = tf.minimum(slots, self._lengths[:, None] - 1)
+        return tf.gather(x, tf.reshape(self._starts[:, None] + slots, [-1]))
 
     def sequence(self, x):
         """Takes [T, H] and gives [B, L, H], 0 where nothing was computed.
 
         A first token whose mask is 0 was computed for the pooler only."""
         x = tf.where(self._attended[:, None], x, tf.zeros([], x.dtype))
-        cells = self._shape[0] * self._shape[1]
-        index = tf.tensor_scatter_nd_update(
-            tf.fill([cells], self.size),
-            self._flat[:, None],
-            tf.range(self.size),
-        )
+        index = self._starts[:, None] + self._slots
+        index = tf.reshape(tf.where(self._computed, index, self.size), [-1])
         padded = tf.concat([x, tf.zeros_like(x[:1])], 0)
         inverse = tf.concat([self._flat, [0]], 0)
         valid = tf.cast(tf.range(self.size + 1) < self.size, tf.float32)
@@ -385,12 +363,9 @@ class PackedLayout:
         """Takes each group's [B, N, L, D] context and gives [T, H]."""
         size = contexts[0].shape[-1]
         flat = tf.concat([tf.reshape(c, [-1, size]) for c in contexts], 0)
-        rows = _gather_once(
-            flat,
-            tf.reshape(self._context_index, [-1]),
-            self._context_slots,
-            self._context_valid[:, None],
-        )
+        # What `split_heads` does to one part, the other way round.
+        index, inverse, _ = self._head_indexes(1)
+        rows = _gather_once(flat, inverse, index, self._context_valid)
         return tf.reshape(rows, [-1, self._num_heads * size])
 
     def split_selected(self, x, count):
