@@ -71,11 +71,9 @@ def find_checkpoint(path):
             f"{path}: there is no such checkpoint; not even the directory "
             f"{directory} exists."
         )
-    there = sorted(
-        name.removesuffix(".index")
-        for name in os.listdir(directory)
-        if name.endswith((".index", ".safetensors"))
-    )
+    names = os.listdir(directory)
+    there = [n for n in names if n.endswith((".index", ".safetensors"))]
+    there = sorted(n.removesuffix(".index") for n in there)
     raise ValueError(
         f"{path}: there is no such checkpoint (no {os.path.basename(prefix)}"
         f".index). Checkpoints in {directory}: {', '.join(there) or 'none'}."
@@ -142,6 +140,8 @@ def newest_checkpoint(directory, unlisted=False):
         if os.path.isfile(prefix + ".index"):
             return prefix
     steps = checkpoint_steps(directory)
+    if unlisted and state and not steps:
+        _log.warning("%s: %s is gone: not used.", directory, state[-1])
     if not (unlisted and steps):
         return None
     prefix = os.path.join(directory, f"model.ckpt-{steps[-1]}")

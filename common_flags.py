@@ -5,7 +5,6 @@ with `common_flags.run(main)`. Nothing here imports TensorFlow: a wrong flag is
 refused in a fraction of a second.
 """
 
-import fcntl
 import logging
 import math
 import os
@@ -15,6 +14,7 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
+import directories
 import text_files
 
 FLAGS = flags.FLAGS
@@ -22,6 +22,7 @@ flags.disclaim_key_flags()  # they are the calling script's, so --help has them
 
 HERE = pathlib.Path(__file__).resolve().parent
 
+_recalled = set()
 UNUSED_FLAGS = ("master", "tpu_zone", "gcp_project")
 
 # What a run that is continued should not change unnoticed.
@@ -44,6 +45,7 @@ TRAINING_FLAGS = (
     "label_smoothing",
     "class_weights",
     "crf_rate_multiplier",
+    "original_embedding_clip",
 )
 
 SPLIT_FLAGS = {
@@ -433,6 +435,11 @@ def given(name):
     return FLAGS[name].value if FLAGS[name].present else None
 
 
+def is_recalled(name):
+    """Whether a flag has its value from an earlier run, not from the user."""
+    return name in _recalled
+
+
 def contradiction(name, theirs):
     """The ValueError for a flag that the trained model contradicts."""
     return ValueError(
@@ -480,21 +487,23 @@ def check_finetuning():
                 f"--{name} evaluates during training, so it needs --do_train "
                 "and --do_eval."
             )
-    find_output_parent(FLAGS.output_dir)
+    directories.find_output_parent(FLAGS.output_dir)
 
 
 def recall(output_dir, task, names):
     """Takes flags that were not given from the run in an output directory.
 
-    Where it holds none and nothing is trained, from that of --init_checkpoint.
+    Where it holds none and nothing is trained, from that of --init_checkpoint;
+    where a training begins, from none.
     `names`: those that must be as they were in training. A run of another
     task than `task` (the word before a / in its name) tells nothing. Raises
     ValueError if the directory's run.json is no JSON object."""
+    if FLAGS.do_train and not directories.is_trained(output_dir):
+        return
     path = os.path.join(output_dir, "run.json")
     model = FLAGS.init_checkpoint
     if model and not FLAGS.do_train and not os.path.exists(path):
-        directory = model if os.path.isdir(model) else os.path.dirname(model)
-        path = os.path.join(directory, "run.json")
+        path = directories.run_file(model)
     if not os.path.isfile(path):
         return
     run = read_json(path)
@@ -506,6 +515,7 @@ def recall(output_dir, task, names):
         if name in names and not FLAGS[name].present:
             FLAGS[name].value = value
             FLAGS[name].present += 1
+            _recalled.add(name)
 
 
 def check_embedding_clip():
@@ -526,99 +536,6 @@ def warn_of_unused_flags(warn):
     ]
     if names:
         warn(f"{', '.join(names)} has no effect any more.")
-
-
-def find_output_parent(path):
-    """The nearest directory above or at `path` that exists.
-
-    Makes nothing. Raises OSError if a file is in the way or nothing can be
-    written there."""
-    parent = os.path.abspath(path)
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
-    if not os.path.isdir(parent):
-        raise OSError(
-            f"--output_dir={path} cannot be made: {parent} is no directory. "
-            "Choose another one."
-        )
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise OSError(
-            f"--output_dir={path} cannot be written: no permission for "
-            f"{parent}. Choose another one."
-        )
-    return parent
-
-
-def check_output_dir(path):
-    """Makes the output directory. Raises OSError if it cannot be written."""
-    try:
-        os.makedirs(path, exist_ok=True)
-        probe = os.path.join(path, f".probe-{os.getpid()}")
-        with open(probe, "w"):
-            pass
-        os.remove(probe)
-    except OSError as error:
-        raise OSError(
-            f"--output_dir={path} cannot be written: {error.strerror}."
-        ) from error
-
-
-LOCK_FILE = ".lock"
-_held = {}  # real path of a directory -> the open lock file in it
-
-
-def hold_directory(path):
-    """Keeps other runs out of a directory until this process ends.
-
-    The kernel lets go of the lock however the process ends; the empty file
-    stays. Raises OSError while another process holds it. A file system
-    without locks gives a warning and False, otherwise it returns True."""
-    path = os.path.realpath(path)
-    name = os.path.join(path, LOCK_FILE)
-    is_locked = True
-    while not _is_same_file(_held.get(path), name):
-        file = open(name, "a")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise OSError(
-                f"another run is writing to {path}; wait for it or choose "
-                "another directory."
-            ) from None
-        except OSError as error:
-            absl_logging.warning(
-                "%s cannot be locked (%s): let no other run write to it.",
-                path,
-                error.strerror,
-            )
-            is_locked = False
-        _held[path] = file
-    return is_locked
-
-
-def release_directory(path):
-    """Lets other runs into a directory that `hold_directory` keeps."""
-    file = _held.pop(os.path.realpath(path), None)
-    if file is not None:
-        file.close()
-
-
-def _is_same_file(file, name):
-    """Whether an open file still lies under its name."""
-    if file is None or not os.path.exists(name):
-        return False
-    return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
-
-
-def _forget_held():
-    """Lets go in a forked child, which may outlive its killed parent."""
-    for file in _held.values():
-        file.close()
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forget_held)
 
 
 def write_whole(path, text):

@@ -17,6 +17,7 @@ from absl import logging
 
 import checkpoints
 import common_flags
+import directories
 import distribution
 import exporting
 import heads
@@ -80,6 +81,9 @@ class Voyage(runs.Run):
         super().__init__(output_dir, seed)
         self.task = task
         task.directory = output_dir
+        begins = FLAGS.do_train and not directories.is_trained(output_dir)
+        if begins and self.former and self.former.get("task") == task.name:
+            self.former = None  # only scores of a model not trained here
         self._check_files()
         self.config = checkpoints.load_config(self.files.config_file)
         task.tokenizer = tokenization.FullTokenizer(
@@ -135,7 +139,7 @@ class Voyage(runs.Run):
         if FLAGS.do_train or not self.files.checkpoint:
             return None
         path = checkpoints.find_checkpoint(self.files.checkpoint)
-        return runs.read_run(os.path.dirname(path))
+        return runs.read_run(os.path.dirname(directories.run_file(path)))
 
     def _tile_positions(self):
         """Lengthens the table of positions where the task reads more."""
@@ -150,10 +154,12 @@ class Voyage(runs.Run):
         """Reads, trains, scores, predicts, exports; gives the dev metrics.
 
         Nothing is written before all was read and the model is complete."""
-        common_flags.find_output_parent(self.output_dir)
+        directories.find_output_parent(self.output_dir)
         if self.rows is None:
             self._read()
             self.rows = self.sets, self.tables
+            sets = [k.removeprefix("eval") for k in self.sets if "eval" in k]
+            tasks.check_metric(self.task, sets)
         self._check_directory()
         if FLAGS.do_train:
             self._plan()
@@ -257,8 +263,8 @@ class Voyage(runs.Run):
         for name in common_flags.TRAINING_FLAGS:
             if name not in FLAGS:
                 continue
-            old = before.get(name, FLAGS[name].default)
-            value = FLAGS[name].value
+            old = _as_given(before.get(name, FLAGS[name].default))
+            value = _as_given(FLAGS[name].value)
             if value != old:
                 logging.warning(
                     "--%s is %s now; the run in %s began with %s. To go on "
@@ -511,6 +517,16 @@ class Voyage(runs.Run):
             self.files.do_lower_case,
         )
         _log_written([path])
+
+
+def _as_given(value):
+    """A flag's value as it would be typed, lists of numbers in one form."""
+    if not isinstance(value, list):
+        return value
+    try:
+        return ",".join(f"{float(part):g}" for part in value)
+    except ValueError:
+        return ",".join(value)
 
 
 def _warn_of_warmup(warmup, steps):

@@ -142,6 +142,26 @@ class ClassifierHead(Head):
         self._class_weights = class_weights
         self._label_smoothing = label_smoothing
 
+    def change_unit(self, mean, deviation):
+        """Counts in another unit of labels, with the same answers as before.
+
+        Where the units are of another order the head begins anew: its answers
+        would be too far from the labels to be led there. Gives whether it
+        kept its answers."""
+        old_mean, old_deviation = self.label_unit.numpy().astype(float)
+        ratio = old_deviation / deviation
+        shift = (old_mean - mean) / deviation
+        is_like = 0.1 < ratio < 10 and abs(shift) < 10
+        self.label_unit.assign((mean, deviation))
+        if is_like:
+            self.output_weights.assign(self.output_weights * ratio)
+            self.output_bias.assign(self.output_bias * ratio + shift)
+        else:
+            make = modeling.truncated_normal(HEAD_STDDEV)
+            self.output_weights.assign(make(self.output_weights.shape))
+            self.output_bias.assign(tf.zeros_like(self.output_bias))
+        return is_like
+
     def positions(self, features):
         """Only [CLS] is read, unless another pooling is asked for."""
         if self.pooling != "cls":

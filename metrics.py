@@ -224,6 +224,8 @@ def tune_thresholds(labels, probabilities, default=0.5):
         f1[(ranked == following) & (count < rows)] = -1
         f1[count > 2 * total] = -1
         best = int(np.argmax(f1))
+        if f1[best] < 0:
+            continue
         # Of `cut` rows drawn by chance: the mean of right ones, the deviation.
         cut, share = best + 1, total / rows
         spread = cut * share * (1 - share) * (rows - cut) / max(1, rows - 1)

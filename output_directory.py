@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 import checkpoints
+import common_flags
 
 KEEP_CHECKPOINTS = 5  # as the original's Estimator
 KEEP_RESUME_STATES = 2
@@ -39,6 +40,7 @@ class Progress:
     seed: int | None = 0  # None: a checkpoint that does not say
     best_value: float | None = None
     best_step: int | None = None
+    best_loss: float | None = None  # the dev loss at that step
     evaluations_without_gain: int = 0
     finished: bool = False  # stopped early; nothing is left to do
 
@@ -121,7 +123,9 @@ class RunDirectory:
             state = json.loads((directory / "state.json").read_text())
         except ValueError as error:
             raise _Damaged(f"state.json: {error}") from error
-        if not isinstance(state, dict) or state.keys() != names:
+        if not isinstance(state, dict) or (
+            state.keys() | {"best_loss"} != names
+        ):
             raise _Damaged("state.json lacks what it should hold")
         prefix = str(directory / "variables")
         try:
@@ -223,9 +227,16 @@ class RunDirectory:
         return checkpoints.best_checkpoint(self.path)
 
     def best_metrics(self):
-        """The metrics of the best checkpoint by name, {} without one."""
+        """The metrics of the best checkpoint by name, {} without one.
+
+        Raises ValueError where the file is damaged."""
         path = self.path / "best" / "metrics.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        metrics = common_flags.read_json(path) if path.exists() else {}
+        if not isinstance(metrics, dict):
+            raise ValueError(
+                f"{path}: is no JSON object. Remove {path.parent}."
+            )
+        return metrics
 
 
 @contextlib.contextmanager

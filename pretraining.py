@@ -14,6 +14,7 @@ from absl import logging
 
 import checkpoints
 import common_flags
+import directories
 import distribution
 import dynamic_masking
 import heads
@@ -97,7 +98,7 @@ class PretrainingRun(runs.Run):
         self._check_directory()
         if FLAGS.do_train:
             self._plan()
-        common_flags.find_output_parent(self.output_dir)
+        directories.find_output_parent(self.output_dir)
         self._build()
         self._hold_directory()
         self._load_initial()

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-import common_flags
+import directories
 import text_files
 from pretraining_data import Corpus, sample_instances
 from pretraining_writer import (
@@ -340,7 +340,7 @@ def _open_progress(progress: str, settings: dict):
     """Makes the directory of notes, new if it belongs to other settings."""
     path = os.path.join(progress, "settings.json")
     os.makedirs(progress, exist_ok=True)
-    common_flags.hold_directory(progress)
+    directories.hold_directory(progress)
     try:
         with open(path) as file:
             if json.load(file) == settings:
@@ -349,7 +349,7 @@ def _open_progress(progress: str, settings: dict):
     except FileNotFoundError:
         pass
     for name in os.listdir(progress):
-        if name != common_flags.LOCK_FILE:
+        if name != directories.LOCK_FILE:
             os.remove(os.path.join(progress, name))
     with text_files.whole_binary(path) as file:
         file.write(json.dumps(settings).encode())

@@ -229,7 +229,7 @@ def _cell(value):
     if isinstance(value, bool | np.bool_):
         value = "yes" if value else "no"
     if isinstance(value, float | np.floating):
-        return f'<td class="number">{value:.4f}</td>'
+        return f'<td class="number">{value:.6g}</td>'
     if isinstance(value, int | np.integer):
         return f'<td class="number">{value}</td>'
     if isinstance(value, list | tuple):

@@ -16,9 +16,10 @@ with a small BERT (6 layers, H 384) on two CPU cores.
 import json
 import os
 
-from absl import flags
+from absl import flags, logging
 
 import common_flags
+import directories
 import processors
 import records
 import tasks
@@ -218,10 +219,15 @@ class ClassifierTask(tasks.Task):
                     f"--threshold={FLAGS.threshold} is neither 'tuned' nor a "
                     "number between 0 and 1."
                 )
+        elif FLAGS.do_train and not FLAGS.do_eval:
+            raise ValueError(
+                "--threshold=tuned needs --do_eval with --do_train: thresholds "
+                "are of the weights that they were tuned for."
+            )
         elif not FLAGS.do_eval and not self._thresholds_file():
             raise ValueError(
-                "--threshold=tuned needs --do_eval, now or in an earlier run "
-                "into this --output_dir."
+                "--threshold=tuned needs --do_eval, now or in the run that "
+                "trained the model."
             )
 
     @staticmethod
@@ -250,13 +256,15 @@ class ClassifierTask(tasks.Task):
     def restore(self, description):
         """Takes the labels in the order of the trained head."""
         self.labels = description["labels"]
-        self._check_recalled(description["kind"])
+        self._check_recalled(description["kind"], description["pooling"])
         self.is_pair = description["is_pair"]
         if self.labels:
             self.processor.options["labels"] = list(self.labels)
 
-    def _check_recalled(self, kind):
+    def _check_recalled(self, kind, pooling):
         """Raises ValueError for flags that contradict the trained model."""
+        if pooling != FLAGS.pooling:
+            raise common_flags.contradiction("pooling", f"it has {pooling}")
         if kind != self.kind:
             names = ("regression", "multi_label", "label_columns")
             given = [n for n in names if common_flags.given(n) is not None]
@@ -316,7 +324,15 @@ class ClassifierTask(tasks.Task):
             share = share * (1 - smooth) + 0.5 * smooth
             self._bias = np.log(share / (1 - share))
         elif self.processor.any_range:
-            self._unit = (float(values.mean()), float(values.std()) or 1.0)
+            mean, deviation = float(values.mean()), float(values.std())
+            least, most = values.min(), values.max()
+            if least < most and deviation < max(1e-5 * abs(mean), 1e-30):
+                raise ValueError(
+                    f"the labels, {least:.9g} to {most:.9g}, lie too close "
+                    "together to be told apart in single precision. Subtract "
+                    f"{mean:.9g} from them, or scale them."
+                )
+            self._unit = (mean, deviation or 1.0)
 
     def featurize(self, example):
         """Gives one row, or one per window of a long text."""
@@ -363,7 +379,9 @@ class ClassifierTask(tasks.Task):
 
         if self.labels is None:  # no set was read, no run is restored
             self.labels = list(self.processor.get_labels(FLAGS.data_dir))
-        return heads.ClassifierHead(
+        if self.kind == "multi_label" and not self._tunes():
+            self.thresholds()  # read, and refused, before the long work
+        self._head = heads.ClassifierHead(
             encoder.config.hidden_size,
             max(1, len(self.labels)),
             self.kind,
@@ -372,6 +390,18 @@ class ClassifierTask(tasks.Task):
             FLAGS.label_smoothing,
             self._bias,
             self._unit,
+        )
+        return self._head
+
+    def check_loaded(self, fresh):
+        """Lets a trained regression count in the unit of the new labels."""
+        if self.kind != "regression" or not FLAGS.do_train:
+            return
+        if "output_weights" in fresh or self._head.change_unit(*self._unit):
+            return
+        logging.warning(
+            "The labels have another size than those that --init_checkpoint "
+            "was trained on: the head begins anew."
         )
 
     def _class_weights(self):
@@ -430,21 +460,30 @@ class ClassifierTask(tasks.Task):
         return scores
 
     def _tunes(self):
-        """Whether a set that is scored sets the thresholds.
+        """Whether the set that is scored sets the thresholds.
 
-        The first one does, and that of a training; later sets are scored by
+        That of a training does, or the first one; later sets are scored by
         what was found then."""
         if self.kind != "multi_label" or FLAGS.threshold != "tuned":
             return False
-        return FLAGS.do_train or not self._thresholds_file()
+        if FLAGS.do_train or not FLAGS.do_eval:
+            return FLAGS.do_eval
+        return not self._thresholds_file(of_the_model=True)
 
-    def _thresholds_file(self):
-        """The thresholds of an earlier run, or of --init_checkpoint's."""
-        places = [self.directory or FLAGS.output_dir]
-        if FLAGS.init_checkpoint and not FLAGS.do_train:
+    def _thresholds_file(self, of_the_model=False):
+        """The thresholds that were tuned for the weights in use, or None.
+
+        They lie in the run of the weights, or else, unless `of_the_model`,
+        where weights from elsewhere were scored earlier."""
+        own = self.directory or FLAGS.output_dir
+        places = [own]
+        if FLAGS.init_checkpoint and not directories.is_trained(own):
+            run = os.path.dirname(directories.run_file(FLAGS.init_checkpoint))
             model = os.path.abspath(FLAGS.init_checkpoint)
             model = model if os.path.isdir(model) else os.path.dirname(model)
-            places += [model, os.path.dirname(model)]  # of its best/
+            if os.path.basename(model) == "best":
+                run = os.path.dirname(model)
+            places = [run] if of_the_model else [run, own]
         paths = [os.path.join(place, THRESHOLDS) for place in places]
         return next(filter(os.path.exists, paths), None)
 
@@ -453,18 +492,25 @@ class ClassifierTask(tasks.Task):
 
         Tuned in this run, or else in the one that trained the model, unless
         --threshold says otherwise."""
+        if self._thresholds is not None:
+            return self._thresholds
         path = self._thresholds_file()
         fixed = common_flags.given("threshold") not in (None, "tuned")
-        if self._thresholds is None and not fixed and path:
+        if path and not (fixed and not common_flags.is_recalled("threshold")):
             found = common_flags.read_json(path)
-            if list(found) != self.labels:
+            if not isinstance(found, dict) or list(found) != self.labels:
                 raise ValueError(
                     f"{path}: is not of the labels of this model. Remove it, "
                     "or set --threshold."
                 )
             self._thresholds = list(found.values())
-        if self._thresholds is None:
-            return [float(FLAGS.threshold)] * len(self.labels)
+            if not all(isinstance(x, float | int) for x in self._thresholds):
+                raise ValueError(
+                    f"{path}: holds other than numbers. Remove it."
+                )
+            logging.info("Thresholds are those of %s", path)
+        else:
+            self._thresholds = [float(FLAGS.threshold)] * len(self.labels)
         return self._thresholds
 
     def write_evaluation(self, examples, outputs, directory, suffix):
@@ -484,7 +530,7 @@ class ClassifierTask(tasks.Task):
         if self.kind == "classification":
             return [self.labels[best] for best in logits.argmax(axis=-1)]
         if self.kind == "regression":
-            return [f"{score:.4f}" for score in logits[:, 0]]
+            return [f"{score:.6g}" for score in logits[:, 0]]
         given = metrics.probabilities(self.kind, logits) >= self.thresholds()
         return [
             FLAGS.label_separator.join(

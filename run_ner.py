@@ -121,19 +121,6 @@ class LabellingTask(tasks.Task):
     name = "ner"
     sequence_outputs = ("tag_ids",)
     unread_outputs = ("logits",)
-    metric_names = tuple(
-        f"eval_{name}"
-        for name in (
-            "f1",
-            "precision",
-            "recall",
-            "accuracy",
-            "loss",
-            "f1_*",
-            "precision_*",
-            "recall_*",
-        )
-    )
     rowless_examples = True
 
     def __init__(self):
@@ -150,6 +137,16 @@ class LabellingTask(tasks.Task):
     def best_metric(self):
         """F1 of entities, or accuracy where tags are plain."""
         return "eval_accuracy" if self.scheme == "plain" else "eval_f1"
+
+    @property
+    def metric_names(self):
+        """What --best_metric may name; more while the tags are not known."""
+        if self.scheme == "plain":
+            return ("eval_accuracy", "eval_loss")
+        kinds = {label[2:] for label in self.labels or ["B-*"]} - {""}
+        names = ["f1", "precision", "recall"]
+        names += [f"{n}_{kind}" for n in names for kind in sorted(kinds)]
+        return tuple(f"eval_{n}" for n in [*names, "accuracy", "loss"])
 
     def check(self):
         """Raises ValueError for flags that cannot work."""

@@ -148,17 +148,6 @@ class SquadTask(tasks.Task):
 
     name = "squad"
     best_metric = "eval_f1"
-    metric_names = (
-        "eval_f1",
-        "eval_exact",
-        "eval_exact_match",
-        "eval_HasAns_*",
-        "eval_NoAns_*",
-        "eval_best_exact",
-        "eval_best_f1",
-        "eval_rouge_l",
-        "eval_bleu_4",
-    )
     sequence_outputs = ("start_logits", "end_logits")
     rowless_examples = True
     record_names = {"train": "train", "eval": "eval", "predict": "eval"}
@@ -180,6 +169,22 @@ class SquadTask(tasks.Task):
         self.windows = []  # of the questions to be answered
         self._questions = None
         self._answered = (None, None)
+
+    @property
+    def metric_names(self):
+        """What --best_metric may name; more while no question was read."""
+        known = {
+            "squad": ("exact_match", "f1"),
+            "cmrc": ("exact_match", "f1"),
+            "dureader": ("rouge_l", "bleu_4"),
+        }
+        kinds = [self.metric] if self._questions else [*known]
+        plain = dict.fromkeys(n for kind in kinds for n in known[kind])
+        names = list(plain)
+        if self.version_2 or not self._questions:
+            parts = ("HasAns", "NoAns", "best")
+            names += [f"{part}_{n}" for part in parts for n in plain]
+        return tuple(f"eval_{name}" for name in names)
 
     def check(self):
         """Raises ValueError for flags that cannot work."""

@@ -17,6 +17,7 @@ from absl import logging
 
 import checkpoints
 import common_flags
+import directories
 import distribution
 import optimization
 import tasks
@@ -135,7 +136,7 @@ class Run(abc.ABC):
         try:
             return self._run()
         finally:
-            common_flags.release_directory(self.output_dir)
+            directories.release_directory(self.output_dir)
 
     def _no_model(self):
         return ValueError(
@@ -193,10 +194,10 @@ class Run(abc.ABC):
 
     def _hold_directory(self):
         """Makes the output directory, and keeps other runs out of it."""
-        common_flags.check_output_dir(self.output_dir)
+        directories.check_output_dir(self.output_dir)
         if not self.is_chief:  # it shares the chief's directory
             return
-        if common_flags.hold_directory(self.output_dir):
+        if directories.hold_directory(self.output_dir):
             self._remove_left_overs()
 
     def _remove_left_overs(self):
@@ -215,9 +216,11 @@ class Run(abc.ABC):
                     path.unlink(missing_ok=True)
 
     def _describe(self, directory):
-        """Writes run.json, config and vocabulary, once and whole."""
+        """Writes run.json, config and vocabulary whole, once for a model."""
         directory = pathlib.Path(directory)
-        if not self.is_chief or (directory / RUN_FILE).exists():
+        begins = not self.former and directory == pathlib.Path(self.output_dir)
+        is_there = (directory / RUN_FILE).exists()
+        if not self.is_chief or (is_there and not begins):
             return
         run = self._description() | {
             "seed": self.seed,

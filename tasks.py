@@ -32,11 +32,18 @@ def check(task):
     """Raises ValueError for flags that cannot work. No file is read."""
     common_flags.check_finetuning()
     task.check()
+    check_metric(task, ("", "_mm"))
+
+
+def check_metric(task, suffixes):
+    """Raises ValueError for a --best_metric that the dev sets will not have.
+
+    `suffixes` are those of the sets. Before they are read a task may name
+    more than it will have."""
     metric = common_flags.given("best_metric")
-    names = task.metric_names
-    if metric and not any(
-        fnmatch.fnmatchcase(metric.removesuffix("_mm"), name) for name in names
-    ):
+    names = [name + suffix for suffix in suffixes for name in task.metric_names]
+    if metric and not any(fnmatch.fnmatchcase(metric, name) for name in names):
+        names = [name for name in names if not name.endswith("_mm")] or names
         raise ValueError(
             f"--best_metric={metric} is not one of this task's: "
             f"{', '.join(names)}."

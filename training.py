@@ -280,7 +280,6 @@ class Trainer:
         if not self.run_eagerly:
             self._run = tf.function(self._train_steps)
         self._stop_asked = False
-        self._best_loss = np.inf  # the dev loss of the best step
 
     def _check(self):
         """Raises ValueError for what cannot be trained."""
@@ -381,7 +380,9 @@ class Trainer:
             if done or step % self.save_checkpoints_steps == 0:
                 with meter.paused():
                     self._save(progress)
-            if terminated:
+            if terminated or (self._stop_asked and self._workers == 1):
+                if not (done or step % self.save_checkpoints_steps == 0):
+                    self._save(progress)  # asked while it evaluated
                 logging.warning("SIGTERM: saved step %d, leaving.", step)
                 raise SystemExit(TERMINATED)
         result.losses = np.concatenate(losses)
@@ -405,8 +406,6 @@ class Trainer:
             progress = self.directory.restore(self._workers == 1)
             if progress is None:
                 return Progress(seed=self.seed)
-            best = self.directory.best_metrics()
-            self._best_loss = best.get("eval_loss", self._best_loss)
             if not self.directory.is_resumed:
                 self._recall_best(progress)
             self.optimizer.iterations.assign(progress.global_step)
@@ -426,12 +425,16 @@ class Trainer:
         return progress
 
     def _recall_best(self, progress):
-        """Lets the best checkpoint of a run without its state stay best."""
+        """Lets the best checkpoint of a run without its state stay best.
+
+        Not one of later steps, which are gone: they come again."""
         prefix = self.directory.best_checkpoint()
-        value = self.directory.best_metrics().get(self.best_metric)
-        if prefix and value is not None:
-            progress.best_value = value
-            progress.best_step = int(prefix.rsplit("-", 1)[1])
+        metrics = self.directory.best_metrics()
+        value = metrics.get(self.best_metric)
+        step = int(prefix.rsplit("-", 1)[1]) if prefix else 0
+        if prefix and value is not None and step <= progress.global_step:
+            progress.best_value, progress.best_step = value, step
+            progress.best_loss = metrics.get("eval_loss")
 
     def _is_done(self, progress):
         return progress.finished or progress.global_step >= self.num_train_steps
@@ -570,12 +573,12 @@ class Trainer:
                 f"of this task: {', '.join(sorted(metrics))}."
             )
         value = metrics[self.best_metric]
-        loss = metrics.get("eval_loss", np.inf)
+        loss, best = metrics.get("eval_loss"), progress.best_loss
         # Scores such as F1 stay the same, at 0 say, while the loss still falls.
-        falls = value == progress.best_value and loss < self._best_loss
-        if falls or self._is_better(value, progress.best_value):
+        falls = value == progress.best_value and None not in (loss, best)
+        if falls and loss < best or self._is_better(value, progress.best_value):
             progress.best_value, progress.best_step = value, step
-            self._best_loss = loss
+            progress.best_loss = loss
             progress.evaluations_without_gain = 0
             self.directory.save_best(step, {"global_step": step, **metrics})
             return

@@ -14,6 +14,7 @@ from absl import flags
 from conftest import ROOT
 
 import common_flags
+import directories
 
 
 def run_code(code, *arguments, **env):
@@ -210,18 +211,16 @@ def test_flags_that_agree(values, tmp_path):
 
 def test_output_directory(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    assert common_flags.find_output_parent(tmp_path / "a" / "b") == str(
-        tmp_path
-    )
+    assert directories.find_output_parent(tmp_path / "a" / "b") == str(tmp_path)
     with pytest.raises(OSError, match="file is no directory"):
-        common_flags.find_output_parent(tmp_path / "file" / "x")
+        directories.find_output_parent(tmp_path / "file" / "x")
     with pytest.raises(OSError, match="cannot be written"):
-        common_flags.check_output_dir(tmp_path / "file")
-    common_flags.check_output_dir(tmp_path / "a" / "b")
+        directories.check_output_dir(tmp_path / "file")
+    directories.check_output_dir(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(OSError, match="no permission for"):
-        common_flags.find_output_parent(tmp_path / "c")
+        directories.find_output_parent(tmp_path / "c")
 
 
 def test_recall_takes_what_was_not_given(values, tmp_path):
@@ -288,8 +287,8 @@ def test_filter_of_the_log():
 
 HOLD = """
     import os, sys, time
-    import common_flags
-    common_flags.hold_directory(sys.argv[1])
+    import directories
+    directories.hold_directory(sys.argv[1])
     if sys.argv[2] == "fork" and not os.fork():
         print("child", flush=True)
         time.sleep(60)
@@ -312,11 +311,11 @@ def test_a_directory_is_held_until_its_process_is_killed(tmp_path, kind):
         for _ in range(2 if kind == "fork" else 1):
             assert holder.stdout.readline()
         with pytest.raises(OSError, match="another run is writing to .*; wait"):
-            common_flags.hold_directory(tmp_path)
+            directories.hold_directory(tmp_path)
         holder.kill()
         holder.wait()
-        common_flags.hold_directory(tmp_path)  # a forked child still lives
-        common_flags.hold_directory(tmp_path)
+        directories.hold_directory(tmp_path)  # a forked child still lives
+        directories.hold_directory(tmp_path)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(holder.pid, signal.SIGKILL)
@@ -331,6 +330,6 @@ def test_a_directory_without_locks_is_only_warned_of(
     def refuse(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(common_flags.fcntl, "flock", refuse)
-    common_flags.hold_directory(tmp_path)
+    monkeypatch.setattr(directories.fcntl, "flock", refuse)
+    directories.hold_directory(tmp_path)
     assert "cannot be locked (Operation not supported)" in caplog.text

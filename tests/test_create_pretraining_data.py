@@ -13,7 +13,7 @@ import time
 import pytest
 from conftest import GOLDEN, ROOT, shared_data, vocab_path
 
-import common_flags
+import directories
 import pretraining_data
 import pretraining_shards
 import pretraining_writer
@@ -842,7 +842,7 @@ def test_a_killed_run_goes_on(tmp_path):
     with pytest.raises(
         OSError, match=r"another run .*\.o\.tfrecord\.progress;"
     ):
-        common_flags.hold_directory(note.parent)
+        directories.hold_directory(note.parent)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     kept = {

@@ -16,6 +16,7 @@ LEVELS = {
         "choice_data",
         "classification_data",
         "common_flags",
+        "directories",
         "feature_vectors",
         "labelling_data",
         "masking",

@@ -110,6 +110,7 @@ def bad_input(top):
         run = {"task": task, "description": {}, "do_lower_case": True}
         (top / name).mkdir()
         (top / name / "run.json").write_text(json.dumps(run))
+        (top / name / "model.ckpt-1.index").touch()
     (top / "broken").mkdir()
     (top / "broken" / "run.json").write_text('{"task": ')
     rows = b"label\ttext_a\nno\tthe a\nyes\tb\n"
