@@ -317,6 +317,7 @@ class LoadReport:
     fresh: list
     unused: list
     training_state: list
+    other_head: str = ""  # how a head differs that was not taken
 
     def summary(self):
         """The report as one sentence for the log."""
@@ -378,11 +379,10 @@ def load_checkpoint(path, model, what="encoder"):
         fresh,
         [name for name in rest if not is_training_state(name)],
         [name for name in rest if is_training_state(name)],
+        _shape_message(reader, head, wrong[0]) if wrong else "",
     )
     if wrong:
-        _log.warning(
-            "%s The head starts fresh.", _shape_message(reader, head, wrong[0])
-        )
+        _log.warning("%s The head starts fresh.", report.other_head)
     missing = [name for name in fresh if name in encoder]
     if missing:
         _log.warning("%s: lacks %s.", reader.path, _shorten(missing))

@@ -96,10 +96,13 @@ class DataProcessor:
             known.update(getattr(parent, "option_defaults", {}))
         unknown = sorted(set(options) - set(known))
         if unknown:
+            names = ", ".join(
+                f"--{name}" for name in sorted(set(known) - {"labels"})
+            )
             raise ValueError(
-                f"--{unknown[0]} is not used by task {self.name}; its "
-                f"options are: {', '.join(sorted(known))}. Leave it out, or "
-                "read the files with --task_name=tsv."
+                f"--{unknown[0]} is not used by task {self.name}; its flags "
+                f"are: {names}. Leave it out, or read the files with "
+                "--task_name=tsv."
             )
         self.options = known | options
 

@@ -33,7 +33,7 @@ def parts(kind, labels, examples, logits, values, tokens, thresholds=None):
             _place(example),
             _names(labels, truth[row]),
             _names(labels, given[row]),
-            _chances(labels, chances[row]),
+            _chances(labels, chances[row], truth[row] | given[row]),
             _text(example),
         )
         for row, example in enumerate(examples)
@@ -105,9 +105,10 @@ def _names(labels, mask):
     return chosen or ["(none)"]
 
 
-def _chances(labels, row, limit=5):
-    """The most probable labels with their probabilities."""
-    order = np.argsort(-row, kind="stable")[:limit]
+def _chances(labels, row, named, limit=5):
+    """The most probable labels, those named first, with probabilities."""
+    order = np.argsort(-row - named, kind="stable")
+    order = order[: max(limit, int(named.sum()))]
     return [f"{labels[index]} {row[index]:.3f}" for index in order]
 
 

@@ -23,6 +23,7 @@ flags.disclaim_key_flags()  # they are the calling script's, so --help has them
 HERE = pathlib.Path(__file__).resolve().parent
 
 _recalled = set()
+LENGTH_FLAGS = ("max_seq_length", "max_query_length", "doc_stride", "long_text")
 UNUSED_FLAGS = ("master", "tpu_zone", "gcp_project")
 
 # What a run that is continued should not change unnoticed.
@@ -511,7 +512,20 @@ def recall(output_dir, task, names):
         raise ValueError(f"{path}: is no JSON object. Remove the directory.")
     if str(run.get("task")).split("/")[0] != task:
         return
-    for name, value in (run.get("flags") or {}).items():
+    flags_then = run.get("flags") or {}
+    for name in LENGTH_FLAGS:
+        if FLAGS.do_train or name not in names or not FLAGS[name].present:
+            continue
+        then = flags_then.get(name, FLAGS[name].default)
+        if FLAGS[name].value != then:
+            absl_logging.warning(
+                "--%s=%s, but the model was trained with %s (%s).",
+                name,
+                FLAGS[name].value,
+                then,
+                path,
+            )
+    for name, value in flags_then.items():
         if name in names and not FLAGS[name].present:
             FLAGS[name].value = value
             FLAGS[name].present += 1

@@ -6,6 +6,7 @@ task to task; everything else is here, once. Flags: `common_flags.py`.
 """
 
 import os
+import pathlib
 import statistics
 import tempfile
 import time
@@ -29,6 +30,7 @@ import text_files
 import tokenization
 
 FLAGS = common_flags.FLAGS
+SECONDS_PER_LINE = 30  # of the log while a set is read
 SPLITS = {"do_train": "train", "do_eval": "eval", "do_predict": "predict"}
 
 
@@ -111,6 +113,8 @@ class Voyage(runs.Run):
         """Raises ValueError unless there is a model to begin with."""
         source = self.files.checkpoint
         if not (source or self.former or self.files.config_file):
+            if any(pathlib.Path(self.output_dir).glob("seed-*")):
+                raise self._no_model()
             raise ValueError(
                 f"There is no model: {self.output_dir} holds none. Give "
                 "--init_checkpoint, or --bert_config_file and --vocab_file to "
@@ -219,6 +223,7 @@ class Voyage(runs.Run):
         return None
 
     def _featurize(self, examples, split):
+        self.task.num_cut = 0
         rows, owners = self.task.featurize_all(examples, split)
         if not rows and (split == "train" or not self.task.rowless_examples):
             raise ValueError(
@@ -236,7 +241,32 @@ class Voyage(runs.Run):
             table.lengths.max(initial=0),
             f" in {self.task.group} choices" if self.task.group > 1 else "",
         )
+        self._warn_of_texts(split, len(examples), table)
         return table
+
+    def _warn_of_texts(self, split, count, table):
+        """Says how many texts were cut, and that a vocabulary does not fit."""
+        if self.task.num_cut:
+            logging.warning(
+                "%s: %d of %d texts are longer than --max_seq_length=%d and "
+                "were cut%s.",
+                split,
+                self.task.num_cut,
+                count,
+                FLAGS.max_seq_length,
+                "; --long_text=windows reads all"
+                if "long_text" in FLAGS
+                else "",
+            )
+        unknown = self.task.tokenizer.vocab["[UNK]"]
+        share = table.share_of("input_ids", unknown)
+        if share > 0.2:
+            logging.warning(
+                "%s: %.0f %% of the pieces are [UNK]. Is %s of this language?",
+                split,
+                100 * share,
+                self.files.vocab_file,
+            )
 
     def _description(self):
         return {
@@ -331,8 +361,20 @@ class Voyage(runs.Run):
         """Warns, or refuses to export, where the head was never trained."""
         if not self.files.checkpoint:
             raise self._no_model()
+        if self._loaded.other_head:
+            raise ValueError(
+                f"{self._loaded.other_head} It is the head of another task or "
+                "of other labels. Name a checkpoint of this one, or add "
+                "--do_train."
+            )
         fresh = ", ".join(self._loaded.fresh)
-        if fresh and FLAGS.do_export:
+        if not fresh:
+            path = checkpoints.find_checkpoint(self.files.checkpoint)
+            logging.info("The weights are those of %s", path)
+            if "global_step" in self._loaded.training_state:
+                self.global_step = checkpoints.global_step(path)
+            return
+        if FLAGS.do_export:
             raise ValueError(
                 f"{self.files.checkpoint} lacks {fresh}, so there is no "
                 "trained model to export. Add --do_train, or name a "
@@ -340,9 +382,9 @@ class Voyage(runs.Run):
             )
         logging.warning(
             "%s holds no trained checkpoint: the weights are those of "
-            "--init_checkpoint%s.",
+            "--init_checkpoint, and new ones for %s.",
             self.output_dir,
-            f", and new ones for {fresh}" if fresh else "",
+            fresh,
         )
 
     # ---- training
@@ -401,13 +443,17 @@ class Voyage(runs.Run):
         collected = {}
         batches = input_pipeline.sorted_batches(table, batch_size, self._length)
         count = -(-len(table) // batch_size)
-        order = []
+        order, told = [], time.monotonic()
 
         def features():
             """Yields the batches and notes which rows each holds."""
+            nonlocal told
             for rows, batch in tqdm.tqdm(
                 batches, key, count, disable=None, leave=False
             ):
+                if time.monotonic() - told > SECONDS_PER_LINE:
+                    told = time.monotonic()
+                    logging.info("%s: %d of %d batches", key, len(order), count)
                 order.append(rows)
                 yield batch
 

@@ -57,6 +57,10 @@ class FeatureTable:
     def __len__(self):
         return self._count
 
+    def share_of(self, name, value):
+        """The share of a value among the tokens of a feature."""
+        return float(np.mean(self._flat[name] == value)) if self._count else 0.0
+
     def batch(self, indices, length=None):
         """Gives the rows of some indices as a dict of int32/float32 arrays.
 

@@ -227,6 +227,13 @@ class TsvProcessor(TableProcessor):
             columns = self._by_position(path, line, first, wanted, split)
         elif len(first) == 1 and split == "test":
             columns = Columns(None, 0, None, 1)
+            if self.options["has_header"] is None:
+                logging.warning(
+                    "%s has no header text_a: its first row, '%s', is a text. "
+                    "--has_header=false says so without this warning.",
+                    path,
+                    first[0][:40],
+                )
         elif split == "test" and self.options["has_header"] is None:
             columns = self._as_in_training(path, line, first)
         else:

@@ -325,12 +325,12 @@ class ClassifierTask(tasks.Task):
             self._bias = np.log(share / (1 - share))
         elif self.processor.any_range:
             mean, deviation = float(values.mean()), float(values.std())
-            least, most = values.min(), values.max()
+            least, most = float(values.min()), float(values.max())
             if least < most and deviation < max(1e-5 * abs(mean), 1e-30):
                 raise ValueError(
-                    f"the labels, {least:.9g} to {most:.9g}, lie too close "
-                    "together to be told apart in single precision. Subtract "
-                    f"{mean:.9g} from them, or scale them."
+                    f"the labels, {least} to {most}, lie too close together "
+                    "to be told apart in single precision. Subtract "
+                    f"{mean} from them, or scale them."
                 )
             self._unit = (mean, deviation or 1.0)
 
@@ -346,12 +346,15 @@ class ClassifierTask(tasks.Task):
     def _token_rows(self, example):
         room = FLAGS.max_seq_length
         if FLAGS.long_text == "truncate_tail" or example.text_b:
-            return [
-                processors.encode_pair(
-                    self.tokenizer, example.text_a, example.text_b, room
-                )
-            ]
+            texts = [example.text_a, example.text_b]
+            row = processors.encode_pair(self.tokenizer, *texts, room)
+            if len(row[0]) == room:
+                ids = [self.tokenizer.encode(text) for text in texts if text]
+                self.num_cut += sum(map(len, ids)) + len(ids) + 1 > room
+            return [row]
         ids = self.tokenizer.encode(example.text_a)
+        if FLAGS.long_text != "windows":
+            self.num_cut += len(ids) > room - 2
         first, last = self.tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
         parts = processors.long_text_parts(
             ids, room - 2, FLAGS.long_text, FLAGS.doc_stride

@@ -139,9 +139,13 @@ class Run(abc.ABC):
             directories.release_directory(self.output_dir)
 
     def _no_model(self):
+        seeds = sorted(pathlib.Path(self.output_dir).glob("seed-*"))
+        remedy = "Add --do_train or --init_checkpoint."
+        if seeds:
+            remedy = f"Each seed has its own: --output_dir={seeds[0]}."
         return ValueError(
             f"There is no model: {self.output_dir} holds no trained "
-            "checkpoint. Add --do_train or --init_checkpoint."
+            f"checkpoint. {remedy}"
         )
 
     @abc.abstractmethod

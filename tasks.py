@@ -81,6 +81,7 @@ class Task(abc.ABC):
     learning_rate_multipliers = ()  # (regex on variable.path, factor) pairs
     padded = False  # every batch at full length, padding computed
     rowless_examples = False  # an example to be answered may have no row
+    num_cut = 0  # texts cut at --max_seq_length since it was set to 0
     max_positions = None  # tiles the table of positions up to this many
     # What --write_records calls the files of each set.
     record_names = {"train": "train", "eval": "eval", "predict": "predict"}

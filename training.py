@@ -376,6 +376,8 @@ class Trainer:
             if evaluate and due and not terminated:
                 with meter.paused():
                     self._evaluate(evaluate, progress, result, meter)
+                if progress.finished and step % self.log_steps:
+                    meter.report(step, self._step.loss_names, self._next_rate())
             done = last or progress.finished or terminated
             if done or step % self.save_checkpoints_steps == 0:
                 with meter.paused():

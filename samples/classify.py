@@ -54,10 +54,11 @@ def confusion_counts(expected, predicted, names):
     place = {name: i for i, name in enumerate(names)}
     counts = [[0] * len(names) for _ in names]
     for wanted, got in zip(expected, predicted, strict=True):
-        if wanted not in place:
-            raise ValueError(
-                f"label {wanted!r} is not one of: {', '.join(names)}."
-            )
+        for label in (wanted, got):
+            if label not in place:
+                raise ValueError(
+                    f"label {label!r} is not one of: {', '.join(names)}."
+                )
         counts[place[wanted]][place[got]] += 1
     return counts
 
@@ -111,18 +112,32 @@ class ExportedClassifier:
         self._constant = tf.constant
         self._model = tf.saved_model.load(directory)
         self._signature = self._model.signatures["serving_default"]
+        inputs = list(self._signature.structured_input_signature[1])
+        outputs = self._signature.structured_outputs
+        if inputs != ["text"] or not {"label", "score"} & set(outputs):
+            raise ValueError(
+                f"{directory} takes {', '.join(sorted(inputs))} and answers "
+                f"{', '.join(sorted(outputs))}; this example is for the "
+                "export of run_classifier.py on single texts."
+            )
         self._directory = directory
         self.names = None
 
     def __call__(self, texts, batch_size=32):
-        """Gives (labels, probabilities): a list of B names, B lists of C."""
-        probabilities = []
+        """Gives (labels, probabilities): a list of B names, B lists of C.
+
+        A regression gives its scores, as text, and no probabilities."""
+        labels, probabilities = [], []
         for start in range(0, len(texts), batch_size):
             batch = self._constant(texts[start : start + batch_size])
             outputs = self._signature(text=batch)
+            if "score" in outputs:
+                labels += [f"{x:.6g}" for x in outputs["score"].numpy()]
+                probabilities += [[] for _ in outputs["score"]]
+                continue
+            labels += [x.decode() for x in outputs["label"].numpy()]
             probabilities += outputs["probabilities"].numpy().tolist()
         self.names = label_names(self._directory, len(probabilities[0]))
-        labels = [self.names[row.index(max(row))] for row in probabilities]
         return labels, probabilities
 
 
@@ -167,7 +182,8 @@ def _run(flags):
     if flags.rows:
         rows = read_rows(flags.rows)
         text = pathlib.Path(flags.labels).read_text(encoding="utf-8")
-        expected = text.split()
+        lines = text.removesuffix("\n").split("\n")
+        expected = [line.rstrip("\r") for line in lines]
         if len(expected) != len(rows):
             raise ValueError(
                 f"{flags.labels} has {len(expected)} labels, but {flags.rows} "

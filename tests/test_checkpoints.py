@@ -667,6 +667,21 @@ def test_regression_keeps_the_unit_of_its_labels(tmp_path):
     assert unit_after(elsewhere) == unit_after(elsewhere, what="all") == [0, 1]
 
 
+def test_a_head_takes_another_unit_and_answers_the_same():
+    import tensorflow as tf
+
+    head = heads.ClassifierHead(4, 1, "regression", unit=(2.0, 3.0))
+    head.output_bias.assign([0.3])
+    encoded = {"pooled_output": tf.random.normal([5, 4], seed=1)}
+    before = head(encoded, {})["score"].numpy()
+    assert head.change_unit(1.0, 2.0)
+    assert head.label_unit.numpy().tolist() == [1, 2]
+    np.testing.assert_allclose(head(encoded, {})["score"], before, atol=1e-5)
+    assert not head.change_unit(1e6, 1e5)
+    scores = head(encoded, {})["score"].numpy()
+    np.testing.assert_allclose(scores, 1e6, rtol=0.1)  # it begins anew
+
+
 def test_the_newest_checkpoint_of_an_output_directory(tmp_path, caplog):
     assert checkpoints.newest_checkpoint(tmp_path / "nowhere") is None
     assert checkpoints.newest_checkpoint(tmp_path) is None

@@ -121,6 +121,13 @@ def test_labels_that_were_not_learnt_keep_their_threshold():
     assert (given <= 2 * labels.sum(axis=0)).all()
 
 
+def test_equal_probabilities_give_a_label_to_no_row():
+    labels = np.zeros((20, 1), int)
+    labels[0] = 1
+    chances = np.full((20, 1), 0.1)
+    assert metrics.tune_thresholds(labels, chances).tolist() == [0.5]
+
+
 def test_spans_by_hand():
     labels = ["B-PER I-PER O B-LOC".split(), "O B-PER".split()]
     guesses = ["B-PER I-PER O B-PER".split(), "B-LOC B-PER".split()]

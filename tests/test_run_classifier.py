@@ -642,6 +642,38 @@ def test_later_sets_do_not_tune_thresholds(tmp_path):
     assert (out / "thresholds.json").read_text() == first
 
 
+def test_a_training_begins_anew_after_a_baseline(tmp_path):
+    data = write_set(tmp_path / "data")
+    out = tmp_path / "out"
+    flags = [*TINY, "--task_name=tsv", f"--data_dir={data}", "--do_eval"]
+    flags += [f"--output_dir={out}", "--train_batch_size=4"]
+    later = [*flags, "--do_train", "--max_seq_length=9", "--learning_rate=1e-3"]
+    runs = succeed([flags, later, [*later, "--num_train_epochs=4"]], tmp_path)
+    run = json.loads((out / "run.json").read_text())
+    assert run["flags"]["max_seq_length"] == 9
+    assert not any("began with" in line for line in runs[1].log)
+    told = [line for line in runs[2].log if "began with" in line]
+    assert len(told) == 1 and "--num_train_epochs is 4" in told[0]
+
+
+def test_labels_that_single_precision_cannot_tell_apart(tmp_path):
+    data = write_set(tmp_path, ("1700000001", "1700000002", "1700000003"))
+    flags = [*TINY, "--task_name=tsv", "--regression", f"--data_dir={data}"]
+    (run,) = run_all(
+        [[*flags, f"--output_dir={tmp_path}/out", "--do_train"]], tmp_path
+    )
+    assert run.code == 1 and "lie too close together" in run.stderr
+    assert "Subtract 170000000" in run.stderr
+
+
+def test_texts_that_are_cut_are_counted(tmp_path):
+    data = write_set(tmp_path / "data")
+    flags = [*TINY, "--task_name=tsv", f"--data_dir={data}", "--do_eval"]
+    flags += [f"--output_dir={tmp_path}/out", "--max_seq_length=3"]
+    (run,) = succeed([flags], tmp_path)
+    assert any("longer than --max_seq_length=3 and were" in x for x in run.log)
+
+
 def test_numbers_of_any_range(trained):
     directory = trained[0] / "numbers"
     assert len(read_table(directory / "test_results.tsv")) == 7

@@ -744,6 +744,46 @@ def test_of_equal_scores_that_with_the_lower_loss_is_best(one_device, tmp_path):
     assert result.best_value == 0.1
 
 
+def test_a_best_of_later_steps_is_not_recalled(one_device, tmp_path):
+    """They are gone with the kill, and will come again."""
+    options = {
+        "eval_steps": 2,
+        "best_metric": "eval_accuracy",
+        "early_stopping_patience": 2,
+        "planned_steps": 20,
+    }
+    given = evaluating([0.1, 0.2, 0.9])
+    options["save_checkpoints_steps"] = 2
+    train_with(one_device, tmp_path, given, num_train_steps=6, **options)
+    shutil.rmtree(tmp_path / "resume")
+    for path in tmp_path.glob("model.ckpt-[46].*"):
+        path.unlink()
+    (tmp_path / "checkpoint").write_text(
+        'model_checkpoint_path: "model.ckpt-2"\n'
+    )
+    progress = toy.make_trainer(one_device, tmp_path, **options)._restore()
+    assert (progress.best_value, progress.best_step) == (None, None)
+
+
+def test_the_loss_of_the_best_is_part_of_the_state(one_device, tmp_path):
+    given = iter([(0, 0.5), (0, 0.4), (0, 0.45)])
+
+    def evaluate():
+        value, loss = next(given)
+        return {"eval_f1": value, "eval_loss": loss}
+
+    options = {"eval_steps": 2, "best_metric": "eval_f1", "planned_steps": 20}
+    train_with(one_device, tmp_path, evaluate, num_train_steps=4, **options)
+    metrics = tmp_path / "best" / "metrics.json"
+    metrics.write_text(metrics.read_text().replace("0.4", "0.1"))
+    state = next((tmp_path / "resume").glob("step-4/state.json"))
+    assert json.loads(state.read_text())["best_loss"] == 0.4
+    old = json.loads(state.read_text())
+    del old["best_loss"]
+    state.write_text(json.dumps(old))  # as it was written before
+    train_with(one_device, tmp_path, evaluate, num_train_steps=6, **options)
+
+
 def test_patience_survives_an_interruption(one_device, tmp_path):
     options = {
         "eval_steps": 2,
