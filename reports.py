@@ -229,7 +229,8 @@ def _cell(value):
     if isinstance(value, bool | np.bool_):
         value = "yes" if value else "no"
     if isinstance(value, float | np.floating):
-        return f'<td class="number">{value:.6g}</td>'
+        form = ".4f" if value == 0 or 1e-3 <= abs(value) < 1e5 else ".6g"
+        return f'<td class="number">{value:{form}}</td>'
     if isinstance(value, int | np.integer):
         return f'<td class="number">{value}</td>'
     if isinstance(value, list | tuple):

@@ -681,7 +681,7 @@ def test_report_without_any_entity(task_of):
     ("script_name", "wrong", "right"),
     [
         ("run_ner.py", "f1", "eval_f1_*"),
-        ("run_squad.py", "eval_loss", "eval_HasAns_*"),
+        ("run_squad.py", "eval_loss", "eval_HasAns_f1"),
         ("run_multiple_choice.py", "eval_f1", "eval_accuracy"),
         ("run_classifier.py", "accuracy", "eval_accuracy"),
     ],
