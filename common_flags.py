@@ -491,27 +491,31 @@ def check_finetuning():
     directories.find_output_parent(FLAGS.output_dir)
 
 
-def recall(output_dir, task, names):
+def recall(output_dir, task, names, of_rows=()):
     """Takes flags that were not given from the run in an output directory.
 
     Where it holds none and nothing is trained, from that of --init_checkpoint;
     where a training begins, from none.
-    `names`: those that must be as they were in training. A run of another
-    task than `task` (the word before a / in its name) tells nothing. Raises
+    `names`: those that must be as they were in training; those of them that
+    are `of_rows` only where --task_name is the same. A run of another task
+    than `task` (the word before a / in its name) tells nothing. Raises
     ValueError if the directory's run.json is no JSON object."""
-    if FLAGS.do_train and not directories.is_trained(output_dir):
-        return
     path = os.path.join(output_dir, "run.json")
-    model = FLAGS.init_checkpoint
-    if model and not FLAGS.do_train and not os.path.exists(path):
-        path = directories.run_file(model)
+    if not directories.is_trained(output_dir):
+        if FLAGS.do_train:
+            return
+        if FLAGS.init_checkpoint:
+            path = directories.run_file(FLAGS.init_checkpoint)
     if not os.path.isfile(path):
         return
     run = read_json(path)
     if not isinstance(run, dict):
         raise ValueError(f"{path}: is no JSON object. Remove the directory.")
-    if str(run.get("task")).split("/")[0] != task:
+    word, _, name = str(run.get("task")).partition("/")
+    if word != task:
         return
+    if name and _letters(name) != _letters(FLAGS.task_name):
+        names = [name for name in names if name not in of_rows]
     flags_then = run.get("flags") or {}
     for name in LENGTH_FLAGS:
         if FLAGS.do_train or name not in names or not FLAGS[name].present:
@@ -530,6 +534,10 @@ def recall(output_dir, task, names):
             FLAGS[name].value = value
             FLAGS[name].present += 1
             _recalled.add(name)
+
+
+def _letters(name):
+    return "".join(filter(str.isalnum, name or "")).lower()
 
 
 def check_embedding_clip():

@@ -83,8 +83,9 @@ class Voyage(runs.Run):
         super().__init__(output_dir, seed)
         self.task = task
         task.directory = output_dir
-        begins = FLAGS.do_train and not directories.is_trained(output_dir)
-        if begins and self.former and self.former.get("task") == task.name:
+        begins = FLAGS.do_train or FLAGS.init_checkpoint
+        is_ours = self.former and self.former.get("task") == task.name
+        if begins and is_ours and not directories.is_trained(output_dir):
             self.former = None  # only scores of a model not trained here
         self._check_files()
         self.config = checkpoints.load_config(self.files.config_file)
@@ -174,6 +175,8 @@ class Voyage(runs.Run):
         elif not self._load_trained():
             self._check_untrained()
         self._hold_directory()
+        if FLAGS.do_train and self.is_chief:
+            self.task.begin_training()
         if self.former:
             self._warn_of_changes()
         self._describe(self.output_dir)
@@ -255,7 +258,7 @@ class Voyage(runs.Run):
                 count,
                 FLAGS.max_seq_length,
                 "; --long_text=windows reads all"
-                if "long_text" in FLAGS
+                if "long_text" in FLAGS and not self.task.is_pair
                 else "",
             )
         unknown = self.task.tokenizer.vocab["[UNK]"]
@@ -366,6 +369,22 @@ class Voyage(runs.Run):
                 f"{self._loaded.other_head} It is the head of another task or "
                 "of other labels. Name a checkpoint of this one, or add "
                 "--do_train."
+            )
+        run = self._run_of_checkpoint() or {}
+        word = str(run.get("task", self.task.name)).split("/")[0]
+        if word not in (self.task.name.split("/")[0], "pretraining"):
+            raise ValueError(
+                f"--init_checkpoint={self.files.checkpoint} was trained for "
+                f"'{word}', another task. Name a checkpoint of this one, or "
+                "add --do_train."
+            )
+        theirs = run.get("description", {}).get("labels")
+        if theirs and self.task.labels and theirs != list(self.task.labels):
+            logging.warning(
+                "The model was trained with the labels %s; here they are %s, "
+                "taken in this order.",
+                ", ".join(theirs),
+                ", ".join(self.task.labels),
             )
         fresh = ", ".join(self._loaded.fresh)
         if not fresh:
@@ -500,6 +519,8 @@ class Voyage(runs.Run):
             found = self.task.score(examples, outputs, FLAGS.eval_batch_size)
             suffix = key.removeprefix("eval")
             scores |= {name + suffix: value for name, value in found.items()}
+        if FLAGS.best_metric:  # such as of a type that is not there
+            scores.setdefault(FLAGS.best_metric, 0.0)
         return scores
 
     def _evaluate(self):

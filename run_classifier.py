@@ -221,8 +221,9 @@ class ClassifierTask(tasks.Task):
                 )
         elif FLAGS.do_train and not FLAGS.do_eval:
             raise ValueError(
-                "--threshold=tuned needs --do_eval with --do_train: thresholds "
-                "are of the weights that they were tuned for."
+                "--threshold=tuned (given now, or by the run so far) needs "
+                "--do_eval with --do_train: thresholds are of the weights that "
+                "they were tuned for."
             )
         elif not FLAGS.do_eval and not self._thresholds_file():
             raise ValueError(
@@ -398,7 +399,8 @@ class ClassifierTask(tasks.Task):
 
     def check_loaded(self, fresh):
         """Lets a trained regression count in the unit of the new labels."""
-        if self.kind != "regression" or not FLAGS.do_train:
+        begins = FLAGS.do_train and not directories.is_trained(self.directory)
+        if self.kind != "regression" or not begins:
             return
         if "output_weights" in fresh or self._head.change_unit(*self._unit):
             return
@@ -462,6 +464,12 @@ class ClassifierTask(tasks.Task):
         scores["loss"] = metrics.mean_of_batch_means(losses, batch_size)
         return scores
 
+    def begin_training(self):
+        """Forgets the thresholds of earlier weights."""
+        path = os.path.join(self.directory, THRESHOLDS)
+        if os.path.exists(path):
+            os.remove(path)
+
     def _tunes(self):
         """Whether the set that is scored sets the thresholds.
 
@@ -497,7 +505,7 @@ class ClassifierTask(tasks.Task):
         --threshold says otherwise."""
         if self._thresholds is not None:
             return self._thresholds
-        path = self._thresholds_file()
+        path = None if FLAGS.do_train else self._thresholds_file()
         fixed = common_flags.given("threshold") not in (None, "tuned")
         if path and not (fixed and not common_flags.is_recalled("threshold")):
             found = common_flags.read_json(path)
@@ -507,9 +515,12 @@ class ClassifierTask(tasks.Task):
                     "or set --threshold."
                 )
             self._thresholds = list(found.values())
-            if not all(isinstance(x, float | int) for x in self._thresholds):
+            if not all(
+                type(x) is float and 0 <= x <= 1 for x in found.values()
+            ):
                 raise ValueError(
-                    f"{path}: holds other than numbers. Remove it."
+                    f"{path}: holds other than numbers from 0.0 to 1.0. Mend "
+                    "or remove it."
                 )
             logging.info("Thresholds are those of %s", path)
         else:
@@ -636,7 +647,7 @@ class ClassifierTask(tasks.Task):
 
 def main(_):
     """Checks the flags, then makes the trip."""
-    task = tasks.prepare(ClassifierTask, RECALLED_FLAGS)
+    task = tasks.prepare(ClassifierTask, RECALLED_FLAGS, ROW_FLAGS)
     import finetuning
 
     finetuning.run(task)

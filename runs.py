@@ -351,6 +351,10 @@ class Run(abc.ABC):
         """Trains, and goes on with the best weights if they were kept.
 
         Gives the training.TrainingResult."""
+        if self._evaluates and self.is_chief:  # whole even if it is killed
+            best = os.path.join(self.output_dir, "best")
+            os.makedirs(best, exist_ok=True)
+            self._describe(best)
         result = trainer.train(dataset_fn, scores if self._evaluates else None)
         self.global_step = result.global_step
         if result.best_checkpoint:
@@ -362,7 +366,6 @@ class Run(abc.ABC):
                     result.best_checkpoint,
                     os.path.dirname(result.best_checkpoint),
                 )
-            self._describe(os.path.dirname(result.best_checkpoint))
             self._restore(result.best_checkpoint)
         return result
 

@@ -50,13 +50,13 @@ def check_metric(task, suffixes):
         )
 
 
-def prepare(task_class, recalled):
+def prepare(task_class, recalled, of_rows=()):
     """Gives the task of a script, its flags recalled and checked.
 
-    `recalled` names the flags that an earlier run settles; see
+    `recalled` and `of_rows` name the flags that an earlier run settles; see
     common_flags.recall. A script imports TensorFlow only after this."""
     output_dir = common_flags.FLAGS.output_dir
-    common_flags.recall(output_dir, task_class.name, recalled)
+    common_flags.recall(output_dir, task_class.name, recalled, of_rows)
     task = task_class()
     check(task)
     return task
@@ -81,6 +81,7 @@ class Task(abc.ABC):
     learning_rate_multipliers = ()  # (regex on variable.path, factor) pairs
     padded = False  # every batch at full length, padding computed
     rowless_examples = False  # an example to be answered may have no row
+    is_pair = False  # texts come in twos
     num_cut = 0  # texts cut at --max_seq_length since it was set to 0
     max_positions = None  # tiles the table of positions up to this many
     # What --write_records calls the files of each set.
@@ -135,6 +136,10 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def head(self, encoder, padded):
         """Gives the heads.Head on a modeling.BertModel."""
+
+    def begin_training(self):
+        """Removes what an earlier training left here and this one outdates."""
+        return None
 
     def check_loaded(self, fresh):
         """Raises ValueError for weights that must not be new, of `fresh`.

@@ -656,6 +656,60 @@ def test_a_training_begins_anew_after_a_baseline(tmp_path):
     assert len(told) == 1 and "--num_train_epochs is 4" in told[0]
 
 
+def test_a_scored_directory_takes_the_labels_of_each_model(tmp_path):
+    """It holds no model, so its run.json describes the last that answered."""
+    data = write_set(tmp_path / "data")
+    (tmp_path / "labels.txt").write_text("yes\nno\n")
+    base = [*TINY, "--task_name=tsv", f"--data_dir={data}", "--do_eval"]
+    trained = tmp_path / "trained"
+    learn = [*base, "--do_train", f"--output_dir={trained}"]
+    learn += [f"--labels_file={tmp_path}/labels.txt", "--learning_rate=1e-2"]
+    scored = [*base, f"--output_dir={tmp_path}/scored"]
+    answer = [*scored, f"--init_checkpoint={trained}"]
+    succeed([learn, scored, answer], tmp_path)
+    found, wanted = (
+        read_results(tmp_path / name / "eval_results.txt")
+        for name in ("scored", "trained")
+    )
+    assert found["eval_loss"] == pytest.approx(wanted["eval_loss"], abs=1e-5)
+    run = json.loads((tmp_path / "scored" / "run.json").read_text())
+    assert run["description"]["labels"] == ["yes", "no"]
+
+
+def test_thresholds_of_other_weights_are_not_used(tmp_path):
+    many = write_set(tmp_path / "many", ("x,y", "", "z", "x"))
+    flags = [*TINY, "--task_name=tsv", f"--data_dir={many}", "--do_eval"]
+    flags += ["--multi_label", "--do_train"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    tuned = [*flags, f"--output_dir={first}", "--threshold=tuned"]
+    succeed([tuned], tmp_path)
+    path = first / "thresholds.json"
+    path.write_text(json.dumps(dict.fromkeys("xyz", 0.01)))
+    plain = [*flags, f"--output_dir={second}", f"--init_checkpoint={first}"]
+    longer = [*flags, f"--output_dir={first}", "--num_train_epochs=4"]
+    runs = succeed([plain, longer], tmp_path)
+    assert not any("Thresholds are those of" in x for x in runs[0].log)
+    assert max(json.loads(path.read_text()).values()) > 0.01
+    path.write_text(json.dumps({"x": float("nan"), "y": 0.5, "z": 0.5}))
+    (run,) = run_all(
+        [[*flags[:-2], "--multi_label", f"--output_dir={first}"]], tmp_path
+    )
+    assert run.code == 1 and "thresholds.json" in run.stderr
+
+
+def test_a_model_of_another_task_is_refused(tmp_path):
+    data = write_set(tmp_path / "data")
+    base = ["--task_name=tsv", f"--data_dir={data}", "--do_eval"]
+    out = tmp_path / "out"
+    succeed([[*TINY, *base, "--do_train", f"--output_dir={out}"]], tmp_path)
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(run | {"task": "ner"}))
+    other = [*base, f"--init_checkpoint={out}", f"--output_dir={tmp_path}/x"]
+    (run,) = run_all([[*other, "--max_seq_length=16"]], tmp_path)
+    assert run.code == 1 and "was trained for 'ner'" in run.stderr
+    assert not (tmp_path / "x").exists()
+
+
 def test_labels_that_single_precision_cannot_tell_apart(tmp_path):
     data = write_set(tmp_path, ("1700000001", "1700000002", "1700000003"))
     flags = [*TINY, "--task_name=tsv", "--regression", f"--data_dir={data}"]
