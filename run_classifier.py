@@ -516,11 +516,11 @@ class ClassifierTask(tasks.Task):
                 )
             self._thresholds = list(found.values())
             if not all(
-                type(x) is float and 0 <= x <= 1 for x in found.values()
+                type(x) in (int, float) and 0 <= x <= 1 for x in found.values()
             ):
                 raise ValueError(
-                    f"{path}: holds other than numbers from 0.0 to 1.0. Mend "
-                    "or remove it."
+                    f"{path}: holds other than numbers from 0 to 1. Mend or "
+                    "remove it."
                 )
             logging.info("Thresholds are those of %s", path)
         else:
