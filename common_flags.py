@@ -505,7 +505,8 @@ def recall(output_dir, task, names, of_rows=()):
         if FLAGS.do_train:
             return
         if FLAGS.init_checkpoint:
-            path = directories.run_file(FLAGS.init_checkpoint)
+            output_dir = directories.run_directory(FLAGS.init_checkpoint)
+            path = os.path.join(output_dir, "run.json")
     if not os.path.isfile(path):
         return
     run = read_json(path)

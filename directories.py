@@ -23,16 +23,15 @@ def is_trained(output_dir):
     return any(map(pattern.fullmatch, found))
 
 
-def run_file(checkpoint):
-    """The run.json of the run that a checkpoint or directory is of.
+def run_directory(checkpoint):
+    """The directory of the run that a checkpoint or directory is of.
 
-    The best/ of a run that was killed has none of its own yet."""
+    It is the one beside or, of a run's best/, above."""
     place = os.path.abspath(checkpoint)
     place = place if os.path.isdir(place) else os.path.dirname(place)
-    path = os.path.join(place, "run.json")
-    if os.path.basename(place) == "best" and not os.path.exists(path):
-        path = os.path.join(os.path.dirname(place), "run.json")
-    return path
+    above, name = os.path.split(place)
+    is_best = name == "best" and os.path.exists(os.path.join(above, "run.json"))
+    return above if is_best else place
 
 
 def find_output_parent(path):

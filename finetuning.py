@@ -144,7 +144,7 @@ class Voyage(runs.Run):
         if FLAGS.do_train or not self.files.checkpoint:
             return None
         path = checkpoints.find_checkpoint(self.files.checkpoint)
-        return runs.read_run(os.path.dirname(directories.run_file(path)))
+        return runs.read_run(directories.run_directory(path))
 
     def _tile_positions(self):
         """Lengthens the table of positions where the task reads more."""

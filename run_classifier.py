@@ -489,11 +489,7 @@ class ClassifierTask(tasks.Task):
         own = self.directory or FLAGS.output_dir
         places = [own]
         if FLAGS.init_checkpoint and not directories.is_trained(own):
-            run = os.path.dirname(directories.run_file(FLAGS.init_checkpoint))
-            model = os.path.abspath(FLAGS.init_checkpoint)
-            model = model if os.path.isdir(model) else os.path.dirname(model)
-            if os.path.basename(model) == "best":
-                run = os.path.dirname(model)
+            run = directories.run_directory(FLAGS.init_checkpoint)
             places = [run] if of_the_model else [run, own]
         paths = [os.path.join(place, THRESHOLDS) for place in places]
         return next(filter(os.path.exists, paths), None)
